@@ -1,0 +1,73 @@
+"""Settings: frozen dataclasses whose fields are at once the flag, the default, the help text and the check.
+
+`BlockSpec` is the contract between adapting and decoding and travels inside the checkpoint. `Decoding` is what a
+request may ask for. `Adapt` is a training recipe. `arguments` turns a dataclass into command-line flags and `read`
+turns a mapping (TOML, JSON, flags) into a checked instance; both take everything from the fields.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal
+
+from unmask.errors import ConfigError
+
+Mode = Literal["ar", "threshold", "verified", "auto"]
+Context = Literal["block", "causal"]
+Scope = Literal["all", "draft"]
+
+
+def option(
+    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "", metavar: str = ""
+) -> Any:
+    """A dataclass field that carries its help text and its check; `allowed` says in words what passes."""
+    return field(default=default, metadata={"help": help, "check": check, "allowed": allowed, "metavar": metavar})
+
+
+def _positive(value: int) -> bool:
+    return value >= 1
+
+
+def _fraction(value: float) -> bool:
+    return 0.0 <= value <= 1.0
+
+
+def _finite_from_zero(value: float) -> bool:
+    return math.isfinite(value) and value >= 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """The contract between adapting and decoding (design: saved in the checkpoint, never retyped).
+
+    `context="block"`: committed tokens see their whole block (Fast-dLLM v2 as published).
+    `context="causal"`: the clean stream is strictly causal, so committed keys and values are those of AR decoding.
+    `adapter_scope="draft"`: the fine-tune acts on noisy positions only; the base stays bit for bit what it was.
+    """
+
+    block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
+    sub_block_size: int = option(8, help="positions of a block finished together, left to right (S)", check=_positive,
+                                 allowed="at least 1, a divisor of the block size")
+    mask_id: int = option(help="token id that marks a masked slot; never proposed", check=lambda v: v >= 0,
+                          allowed="a row of the embedding")
+    stop_ids: tuple[int, ...] = option((), help="token ids that end an answer")
+    context: Context = option("block", help="what committed tokens see of their own block")
+    adapter_scope: Scope = option("all", help="which positions the fine-tune acts on")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.block_size % self.sub_block_size:
+            raise ConfigError(
+                f"sub_block_size {self.sub_block_size} does not divide block_size {self.block_size}; "
+                f"use a divisor of {self.block_size}"
+            )
+        if self.adapter_scope == "draft" and self.context != "causal":
+            raise ConfigError("adapter_scope 'draft' needs context 'causal': the base's own attention is causal")
+
+
+def check_fields(settings: Any) -> None:
+    """Raise ConfigError for the first field whose value its check refuses; names value and what is allowed."""
+    for f in settings.__dataclass_fields__.values():
+        value, check = getattr(settings, f.name), f.metadata.get("check")
+        if check is not None and value is not None and not check(value):
+            raise ConfigError(f"{f.name} is {value!r}; allowed: {f.metadata['allowed']}")
