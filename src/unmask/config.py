@@ -71,3 +71,37 @@ def check_fields(settings: Any) -> None:
         value, check = getattr(settings, f.name), f.metadata.get("check")
         if check is not None and value is not None and not check(value):
             raise ConfigError(f"{f.name} is {value!r}; allowed: {f.metadata['allowed']}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """What one request asks for. Sizes left at None come from the checkpoint's `BlockSpec`."""
+
+    mode: Mode = option("auto", help="ar, threshold, verified; auto takes verified where the checkpoint can")
+    rule: str = option("threshold", help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
+                       "name:value sets its parameter", metavar="NAME[:VALUE]")
+    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)", check=_fraction,
+                              allowed="from 0 to 1", metavar="X")
+    block_size: int | None = option(None, help="decode in blocks of N, a divisor of the trained size", check=_positive,
+                                    allowed="at least 1", metavar="N")
+    sub_block_size: int | None = option(None, help="finish N slots of a block at a time", check=_positive,
+                                        allowed="at least 1, a divisor of the block size", metavar="N")
+    sub_block_cache: bool = option(True, help="reuse a block's keys and values between steps (DualCache)")
+    max_new_tokens: int = option(256, help="length limit of an answer, end token included", check=_positive,
+                                 allowed="at least 1", metavar="N")
+    temperature: float = option(0.0, help="0 is greedy", check=_finite_from_zero, allowed="0 or a positive number",
+                                metavar="X")
+    top_p: float = option(1.0, help="sample from the smallest set of tokens that holds this much probability",
+                          check=lambda v: 0.0 < v <= 1.0, allowed="above 0, at most 1", metavar="X")
+    seed: int | None = option(None, help="makes sampling repeatable, whatever else is in the batch", metavar="N")
+    stop: tuple[str, ...] = option((), help="end the answer before this text; may be given several times", metavar="S")
+    stop_ids: tuple[int, ...] | None = option(None, help="end tokens for this call instead of the checkpoint's",
+                                              metavar="N")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.rule.partition(":")[0] not in RULES:
+            raise ConfigError(f"rule is '{self.rule}'; allowed: {', '.join(RULES)}, each optionally with :value")
+
+
+RULES = ("threshold", "top-k", "factor", "entropy-bound")
