@@ -1,0 +1,110 @@
+"""The universal backbone: any unmodified Hugging Face causal LM decodes blocks.
+
+Nothing is forked. The network is handed a four-dimensional mask, explicit positions, and our `StaticCache` in the
+place of its own. This is the one place that calls a transformers model for decoding.
+"""
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.core.masks import decoding_mask
+from unmask.model.backbone import Feed, pack
+from unmask.model.cache import Plan, StaticCache
+from unmask.model.skinny import make_skinny
+
+
+class UniversalBackbone:
+    """Decodes with `model`; feeds with `draft=True` use `draft_model` where there is one.
+
+    mask_vector: Float [hidden], what a masked slot is embedded as; None takes the embedding of `mask_id`.
+    """
+
+    name = "universal"
+
+    def __init__(self, model: nn.Module, draft_model: nn.Module | None = None, *, mask_id: int,
+                 mask_vector: Tensor | None = None) -> None:
+        self.model, self.draft_model = model, draft_model or model
+        self.mask_id, self.mask_vector = mask_id, mask_vector
+        for each in (self.model, self.draft_model):
+            make_skinny(each.eval())
+        config: Any = model.config
+        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.max_positions = getattr(config, "max_position_embeddings", None) or 2**31
+        self.windows = layer_windows(config)
+        self.device = next(model.parameters()).device
+
+    def new_cache(self, rows: int, capacity: int) -> StaticCache:
+        return StaticCache(rows, capacity)
+
+    @torch.inference_mode()
+    def forward(self, cache: StaticCache, rows: list[int], feeds: list[Feed]) -> Tensor:
+        model = self.draft_model if feeds[0].draft else self.model
+        packed = {name: tensor.to(self.device) for name, tensor in pack(feeds, spare=cache.capacity).items()}
+        width = int(packed["ends"].max())
+        everyone = rows == list(range(cache.rows))
+        cache.plan = Plan(None if everyone else torch.tensor(rows, device=self.device), packed["slots"], width)
+        hidden = decoder(
+            model,
+            embed(model, packed["tokens"], packed["masked"], self.mask_id, self.mask_vector),
+            packed["positions"],
+            {kind: decoding_mask(packed["ends"], packed["positions"], width, window)
+             for kind, window in self.windows.items()},
+            cache,
+        )
+        return head(model, hidden.flatten(0, 1)[packed["read"]])
+
+
+def layer_windows(config: Any) -> dict[str, int | None]:
+    """Attention window by layer type; a network whose layers are all alike has the single type 'all'.
+
+    Read off the config in transformers' own terms: `layer_types` where layers differ, else `sliding_window` (which
+    Qwen2 and Qwen3 leave unused while `use_sliding_window` is off).
+    """
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds:
+        return {"all": window}
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
+    """Float [row, token, hidden]: the model's embedding of tokens [row, token], the mask's where `masked`."""
+    embedded = model.get_input_embeddings()(torch.where(masked, mask_id, tokens))
+    if mask_vector is None:
+        return embedded
+    return torch.where(masked[..., None], mask_vector.to(embedded.dtype), embedded)
+
+
+def decoder(model: nn.Module, embedded: Tensor, positions: Tensor, masks: dict[str, Tensor], cache: object) -> Tensor:
+    """Last hidden state [row, token, hidden]. The one call into a transformers network.
+
+    masks: Bool [row, 1, query, key] by layer type. The name of the cache argument changed in transformers 5.2x.
+    """
+    body = model.get_decoder()
+    cache_name, takes_mapping = _interface(type(body))
+    mask = masks if takes_mapping else next(iter(masks.values()))
+    out = body(
+        inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=cache is not None,
+        **{cache_name: cache},
+    )
+    return out.last_hidden_state
+
+
+def head(model: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits [token, vocab] of hidden [token, hidden], soft-capped where the family caps them."""
+    logits = model.get_output_embeddings()(hidden)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+@functools.cache
+def _interface(body: type[nn.Module]) -> tuple[str, bool]:
+    """The name of a network's cache argument, and whether it picks its mask by layer type from a mapping."""
+    parameters = inspect.signature(body.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values", "layer_types" in inspect.getsource(body.forward)
