@@ -138,7 +138,7 @@ def _load_adapter(
 ) -> Checkpoint:
     about = read_json(path / adapters.SPEC)
     spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
-    origin = locate(base or _base_of(about, path))
+    origin = locate(base or base_of(about, path))
     if adapters.is_adapter(origin):
         raise CheckpointError(f"the base of {path} is itself an adapter ({origin}); merge that one first")
     known, wanted = source_digest(origin), about.get("base_sha256")
@@ -167,7 +167,8 @@ def _complete(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _base_of(about: dict[str, Any], path: Path) -> str:
+def base_of(about: dict[str, Any], path: Path) -> str:
+    """The base that an adapter's block_spec.json names; one that starts with a dot is relative to the adapter."""
     base = about.get("base")
     if not isinstance(base, str) or not base:
         raise CheckpointError(f"{path / adapters.SPEC} names no base; give one with the key 'base'")

@@ -64,7 +64,7 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
         if names := sorted(str(name) for name in info[f"{what}_keys"]):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(f"{directory} does not fit its config.json: {what} weight {names[0]}{more}")
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(device).eval()
 
 
 def check_fits(weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
