@@ -18,7 +18,8 @@ Scope = Literal["all", "draft"]
 
 
 def option(
-    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "", metavar: str = ""
+    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "",
+    metavar: str = "",
 ) -> Any:
     """A dataclass field that carries its help text and its check; `allowed` says in words what passes."""
     return field(default=default, metadata={"help": help, "check": check, "allowed": allowed, "metavar": metavar})
@@ -80,8 +81,8 @@ class Decoding:
     mode: Mode = option("auto", help="ar, threshold, verified; auto takes verified where the checkpoint can")
     rule: str = option("threshold", help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
                        "name:value sets its parameter", metavar="NAME[:VALUE]")
-    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)", check=_fraction,
-                              allowed="from 0 to 1", metavar="X")
+    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)",
+                              check=_fraction, allowed="from 0 to 1", metavar="X")
     block_size: int | None = option(None, help="decode in blocks of N, a divisor of the trained size", check=_positive,
                                     allowed="at least 1", metavar="N")
     sub_block_size: int | None = option(None, help="finish N slots of a block at a time", check=_positive,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -46,23 +47,16 @@ def propose(
     allowed = logits.float().index_fill(-1, torch.tensor([mask_id], device=logits.device), -torch.inf)
     peak, tokens = allowed.max(dim=-1)
     drawn = torch.nonzero(temperature > 0).flatten()
-    probability = None
-    if confidence or entropy or len(drawn):
-        warmth = torch.where(temperature > 0, temperature, 1.0).to(allowed).unsqueeze(-1)
-        probability = ((allowed - peak.unsqueeze(-1)) / warmth).softmax(dim=-1)
-    chance = probability.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) if confidence and probability is not None else None
-    if len(drawn) and probability is not None:
+    if not (confidence or entropy or len(drawn)):
+        return Proposals(tokens.cpu(), peak.isfinite().cpu())
+    warmth = torch.where(temperature > 0, temperature, 1.0).to(allowed).unsqueeze(-1)
+    probability = ((allowed - peak.unsqueeze(-1)) / warmth).softmax(dim=-1)
+    chance = probability.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    if len(drawn):
         at = drawn.to(logits.device)
-        tokens[at], some = _draw(probability[at], top_p[drawn].to(allowed), uniform[drawn].to(allowed))
-        if chance is not None:
-            chance[at] = some
-    surprise = torch.special.entr(probability).sum(dim=-1) if entropy and probability is not None else None
-    return Proposals(
-        tokens=tokens.cpu(),
-        finite=peak.isfinite().cpu(),
-        confidence=None if chance is None else chance.cpu(),
-        entropy=None if surprise is None else surprise.cpu(),
-    )
+        tokens[at], chance[at] = _draw(probability[at], top_p[drawn].to(allowed), uniform[drawn].to(allowed))
+    surprise = torch.special.entr(probability).sum(dim=-1).cpu() if entropy else None
+    return Proposals(tokens.cpu(), peak.isfinite().cpu(), chance.cpu() if confidence else None, surprise)
 
 
 def _draw(probability: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +66,7 @@ def _draw(probability: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, 
     one that crosses the border stays and the set is never empty.
     """
     ordered, ids = probability.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
+    before = functional.pad(ordered.cumsum(dim=-1)[:, :-1], (1, 0))
     kept = torch.where(before <= top_p.unsqueeze(-1), ordered, 0.0)
     mass = kept.cumsum(dim=-1)
     target = (uniform * mass[:, -1]).unsqueeze(-1)

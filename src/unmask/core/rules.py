@@ -1,14 +1,15 @@
 """Rules: which of the proposals are accepted in this step.
 
 A rule takes confidence Float[n] and entropy Float[n] of the masked slots (entropy is None unless the rule is in
-`NEEDS_ENTROPY`) and its parameter, and returns Bool[n]. It may accept nothing: the decoder then takes the most confident
-slot, so no rule can hang; it is shown masked slots only, so no rule can overwrite.
+`NEEDS_ENTROPY`) and its parameter, and returns Bool[n]. It may accept nothing: the decoder then takes the most
+confident slot, so no rule can hang; it is shown masked slots only, so no rule can overwrite.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Rule = Callable[[Tensor, Tensor | None, float], Tensor]
 
@@ -38,7 +39,8 @@ def entropy_bound(confidence: Tensor, entropy: Tensor | None, gamma: float) -> T
     """
     assert entropy is not None
     ordered, order = entropy.sort(stable=True)
-    return _first(order, int((ordered.cumsum(0) - ordered <= gamma).sum()))
+    before = functional.pad(ordered.cumsum(0)[:-1], (1, 0))
+    return _first(order, int((before <= gamma).sum()))
 
 
 def _first(order: Tensor, n: int) -> Tensor:
