@@ -7,10 +7,10 @@ turns a mapping (TOML, JSON, flags) into a checked instance; both take everythin
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from typing import Any, Literal
 
-from unmask.errors import ConfigError
+from unmask.errors import ConfigError, RequestError
 
 Mode = Literal["ar", "threshold", "verified", "auto"]
 Context = Literal["block", "causal"]
@@ -18,7 +18,8 @@ Scope = Literal["all", "draft"]
 
 
 def option(
-    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "", metavar: str = ""
+    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "",
+    metavar: str = "",
 ) -> Any:
     """A dataclass field that carries its help text and its check; `allowed` says in words what passes."""
     return field(default=default, metadata={"help": help, "check": check, "allowed": allowed, "metavar": metavar})
@@ -80,8 +81,8 @@ class Decoding:
     mode: Mode = option("auto", help="ar, threshold, verified; auto takes verified where the checkpoint can")
     rule: str = option("threshold", help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
                        "name:value sets its parameter", metavar="NAME[:VALUE]")
-    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)", check=_fraction,
-                              allowed="from 0 to 1", metavar="X")
+    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)",
+                              check=_fraction, allowed="from 0 to 1", metavar="X")
     block_size: int | None = option(None, help="decode in blocks of N, a divisor of the trained size", check=_positive,
                                     allowed="at least 1", metavar="N")
     sub_block_size: int | None = option(None, help="finish N slots of a block at a time", check=_positive,
@@ -100,11 +101,73 @@ class Decoding:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.rule.partition(":")[0] not in RULES:
+        self.rule_parameter()
+
+    def rule_parameter(self) -> tuple[str, float | None]:
+        """The rule's name and its parameter; None means the rule's own default."""
+        name, colon, value = self.rule.partition(":")
+        if name not in RULES:
             raise ConfigError(f"rule is '{self.rule}'; allowed: {', '.join(RULES)}, each optionally with :value")
+        if not colon:
+            return name, self.threshold if name == "threshold" else None
+        check, allowed = RULES[name]
+        number = _number(value)
+        if number is None or not check(number):
+            raise ConfigError(f"rule is '{self.rule}'; the value of {name} must be {allowed}")
+        if name == "threshold" and self.threshold not in (number, Decoding.threshold):
+            raise ConfigError(f"rule is '{self.rule}' but threshold is {self.threshold}; give only one of the two")
+        return name, number
 
 
-RULES = ("threshold", "top-k", "factor", "entropy-bound")
+RULES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "threshold": (_fraction, "from 0 to 1"),
+    "top-k": (lambda k: k >= 1 and k == int(k), "a whole number, at least 1"),
+    "factor": (_finite_from_zero, "0 or a positive number"),
+    "entropy-bound": (_finite_from_zero, "0 or a positive number"),
+}
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def resolve(wanted: Decoding, spec: BlockSpec) -> Decoding:
+    """Fill what a request leaves open from the checkpoint's contract; RequestError where the two contradict.
+
+    In the result mode is never `auto`, and the sizes and end tokens are set.
+    """
+    size = wanted.block_size or spec.block_size
+    if spec.block_size % size:
+        raise RequestError(
+            f"block_size {size} does not divide {spec.block_size}, the size the checkpoint was trained with; "
+            f"use a divisor of {spec.block_size}", field="block_size", value=size, limit=spec.block_size)
+    part = wanted.sub_block_size or (
+        spec.sub_block_size if size % spec.sub_block_size == 0
+        else next(n for n in range(min(8, size), 0, -1) if size % n == 0)
+    )
+    if size % part:
+        raise RequestError(f"sub_block_size {part} does not divide block_size {size}; use a divisor of {size}",
+                           field="sub_block_size", value=part, limit=size)
+    stop_ids = spec.stop_ids if wanted.stop_ids is None else wanted.stop_ids
+    return replace(wanted, mode=_mode(wanted, spec), block_size=size, sub_block_size=part, stop_ids=stop_ids)
+
+
+def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
+    if wanted.mode == "auto":
+        return "verified" if spec.context == "causal" and wanted.temperature == 0 else "threshold"
+    if wanted.mode == "verified" and spec.context != "causal":
+        raise RequestError(
+            f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "
+            "use mode threshold, or adapt with context = \"causal\"", field="mode", value="verified")
+    if wanted.mode == "verified" and wanted.temperature > 0:
+        raise RequestError(f"mode verified is greedy but temperature is {wanted.temperature}; "
+                           "use temperature 0, or mode threshold or ar", field="temperature",
+                           value=wanted.temperature, limit=0)
+    return wanted.mode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def read_adapter(directory: Path) -> Adapter:
         raise CheckpointError(f"{directory / CONFIG}: only plain LoRA adapters are read, this one has {what}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise CheckpointError(f"{directory / CONFIG}: r is {rank!r} and lora_alpha {alpha!r}; both must be numbers above 0")
+        raise CheckpointError(f"{directory / CONFIG}: r is {rank!r}, lora_alpha {alpha!r}; both must be above 0")
     mask = read_tensors(directory / MASK).get("mask_embedding") if (directory / MASK).is_file() else None
     scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
     return Adapter(_pairs(read_tensors(directory / WEIGHTS), directory), scale, mask)

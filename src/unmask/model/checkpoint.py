@@ -74,7 +74,7 @@ def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int 
     official = entries.get("model_type") == OFFICIAL
     stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if official and tokenizer is not None else None
     if official and stated is None and mask_id is None:
-        raise ConfigError(f"{directory} does not state its mask token (no tokenizer with {OFFICIAL_MASK}); give --mask-id N")
+        raise ConfigError(f"{directory} states no mask token (no tokenizer with {OFFICIAL_MASK}); give --mask-id N")
     _no_contradiction(stated, mask_id, directory)
     chosen = stated if stated is not None else mask_id
     if chosen is None:
@@ -138,7 +138,7 @@ def _load_adapter(
 ) -> Checkpoint:
     about = read_json(path / adapters.SPEC)
     spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
-    origin = locate(base or _base_of(about, path))
+    origin = locate(base or base_of(about, path))
     if adapters.is_adapter(origin):
         raise CheckpointError(f"the base of {path} is itself an adapter ({origin}); merge that one first")
     known, wanted = source_digest(origin), about.get("base_sha256")
@@ -167,7 +167,8 @@ def _complete(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _base_of(about: dict[str, Any], path: Path) -> str:
+def base_of(about: dict[str, Any], path: Path) -> str:
+    """The base that an adapter's block_spec.json names; one that starts with a dot is relative to the adapter."""
     base = about.get("base")
     if not isinstance(base, str) or not base:
         raise CheckpointError(f"{path / adapters.SPEC} names no base; give one with the key 'base'")
@@ -178,7 +179,7 @@ def _spec_from(entries: Any, file: Path, mask_id: int | None) -> BlockSpec:
     """A BlockSpec from JSON. Keys that this version does not know are an error: they would change the decoding."""
     known = {f.name for f in dataclasses.fields(BlockSpec)}
     if not isinstance(entries, dict) or "mask_id" not in entries or set(entries) - known:
-        raise CheckpointError(f"{file}: a block spec is an object with mask_id and keys among {', '.join(sorted(known))}")
+        raise CheckpointError(f"{file}: a block spec has a mask_id and keys among {', '.join(sorted(known))}")
     try:
         spec = BlockSpec(**entries | {"stop_ids": tuple(entries.get("stop_ids", ()))})
     except (ConfigError, TypeError) as e:

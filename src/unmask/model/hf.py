@@ -26,7 +26,7 @@ def read_config(directory: Path) -> tuple[Any, type]:
     kind = str(entries.get("model_type"))
     method = (entries.get("quantization_config") or {}).get("quant_method")
     if method:
-        raise UnsupportedModelError(f"{directory} holds {method} quantised weights; give the plain model or a GGUF file")
+        raise UnsupportedModelError(f"{directory} holds {method} weights; give the plain model or a GGUF file")
     if kind == OFFICIAL:
         entries = entries | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     elif kind not in CONFIG_MAPPING:
@@ -64,7 +64,7 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
         if names := sorted(str(name) for name in info[f"{what}_keys"]):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(f"{directory} does not fit its config.json: {what} weight {names[0]}{more}")
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(device).eval()
 
 
 def check_fits(weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
@@ -88,4 +88,4 @@ def load_tokenizer(directory: Path, config: Any) -> Any | None:
         try:
             return AutoTokenizer.from_pretrained(directory, **options)
         except Exception as e:  # anything from a JSON error to one of the tokenizers library's own
-            raise CheckpointError(f"{directory}: its tokenizer cannot be loaded: {' '.join(str(e).split())[:200]}") from e
+            raise CheckpointError(f"{directory}: tokenizer cannot be loaded: {' '.join(str(e).split())[:99]}") from e

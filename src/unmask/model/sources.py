@@ -123,4 +123,4 @@ def _hub(ref: str) -> Path:
         raise CheckpointError(f"'{ref}' is neither a directory nor the name of a hub model: {e}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
         why = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"there is no directory '{ref}' and no such model could be fetched: {why[:160]}") from None
+        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why[:160]}") from None

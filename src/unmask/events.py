@@ -1,0 +1,74 @@
+"""What goes into the engine and what comes out of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unmask.config import Decoding
+from unmask.errors import UnmaskError
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. An empty one starts from the tokenizer's beginning-of-text token, where it has one."""
+
+    prompt_ids: Sequence[int]
+    decoding: Decoding = field(default_factory=Decoding)
+    provisional: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a request.
+
+    token_ids: the answer without the end token, and without tokens that reach into or past a stop string
+    text: None without a tokenizer; equal to the joined texts of the row's `Committed` events
+    finish_reason: stop (end token or stop string), length, or error
+    forwards: calls of the network in which the row had a query; forwards_by_kind splits them
+    positions_computed: tokens that were fed for this row
+    seconds: from admission to the last token, prefill included
+    batch_seconds: how long the whole run had been going; times of one batch must not be added
+    """
+
+    text: str | None
+    token_ids: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    forwards: int
+    seconds: float
+    mode: str
+    batch_seconds: float
+    forwards_by_kind: dict[str, int]
+    positions_computed: int = 0
+    error: UnmaskError | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Settled tokens and settled text of request `index`; text never ends inside a character or a stop string."""
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Provisional:
+    """The block being written, on request: slots from position `start`, which of them are masked, how sure they are."""
+
+    index: int
+    start: int
+    token_ids: list[int]
+    masked: list[bool]
+    confidence: list[float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of request `index`."""
+
+    index: int
+    answer: Answer
+
+
+Event = Committed | Provisional | Finished

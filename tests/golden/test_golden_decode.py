@@ -1,0 +1,60 @@
+"""Traces of the reference implementation: tokens and forwards, alone and in batches."""
+
+import json
+import os
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from tiny import official_checkpoint
+
+from unmask.config import BlockSpec, Decoding
+from unmask.engine import Engine, Request
+from unmask.model.universal import UniversalBackbone
+
+FOLDER = Path(os.environ.get("GOLDEN_DIR", Path(__file__).parent))
+TRACES = [json.loads(line) for line in (FOLDER / "decode.jsonl").read_text().splitlines()]
+MASK = 511
+
+
+@cache
+def backbone(name: str) -> UniversalBackbone:
+    return UniversalBackbone(official_checkpoint(FOLDER / name), mask_id=MASK)
+
+
+def decode(traces: list[dict], batch_size: int) -> None:
+    """Decode the traces, all of one checkpoint, and compare each with what the reference wrote and spent."""
+    spec = BlockSpec(block_size=32, sub_block_size=8, mask_id=MASK)
+    engine = Engine(backbone(traces[0]["checkpoint"]), spec, batch_size=batch_size)
+    answers = engine.generate([
+        Request(trace["prompt_ids"], Decoding(
+            mode="threshold", threshold=trace["threshold"], block_size=trace["block_size"],
+            sub_block_size=trace["sub_block_size"], sub_block_cache=trace["sub_block_cache"],
+            stop_ids=(trace["stop_id"],), max_new_tokens=len(trace["token_ids"])))
+        for trace in traces
+    ])
+    for trace, answer in zip(traces, answers, strict=True):
+        assert answer.error is None
+        stop = [trace["stop_id"]] if answer.finish_reason == "stop" else []
+        assert answer.token_ids + stop == trace["token_ids"]
+        assert answer.forwards == trace["forwards"]
+        assert answer.forwards_by_kind == trace["forwards_by_kind"]
+        assert answer.positions_computed == trace["positions_computed"]
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda t: f"{t['checkpoint']}-{len(t['prompt_ids'])}-{t['threshold']}")
+def test_trace(trace):
+    decode([trace], batch_size=1)
+
+
+def by_checkpoint(trace: dict) -> str:
+    return trace["checkpoint"]
+
+
+@pytest.mark.parametrize("name, traces", [
+    (name, list(group)) for name, group in groupby(sorted(TRACES, key=by_checkpoint), by_checkpoint)
+])
+def test_all_traces_of_a_checkpoint_in_batches(name, traces):
+    """Rows of different prompts, block sizes, thresholds and cache settings side by side, admitted as others end."""
+    decode(traces, batch_size=7)
