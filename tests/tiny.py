@@ -70,7 +70,9 @@ def full_logits(model: Any, tokens: list[int], ends: list[int]) -> Tensor:
 class SlowDecoder:
     """Block decoding by the book: every step is a forward over the whole sequence, one row, no cache, greedy."""
 
-    def __init__(self, model: Any, *, block: int, sub: int, tau: float, causal: bool, stops: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: Any, *, block: int, sub: int, tau: float, causal: bool, stops: tuple[int, ...] = ()
+    ) -> None:
         self.model, self.block, self.sub, self.tau = model, block, sub, tau
         self.causal, self.stops = causal, stops
 
@@ -105,7 +107,8 @@ class SlowDecoder:
             while None in slots[first : first + self.sub]:
                 tokens = prefix + [MASK if slot is None else slot for slot in slots]
                 chance = self.probabilities(tokens, self.ends(len(prefix)) + [end] * self.block)
-                best = {i: chance[len(prefix) + i - 1].max(-1) for i in range(first, first + self.sub) if slots[i] is None}
+                open_slots = [i for i in range(first, first + self.sub) if slots[i] is None]
+                best = {i: chance[len(prefix) + i - 1].max(-1) for i in open_slots}
                 surest = max(best, key=lambda i: float(best[i].values))
                 for i, found in best.items():
                     if i == surest or float(found.values) > self.tau:
