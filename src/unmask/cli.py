@@ -1,0 +1,116 @@
+"""The command `unmask`. Each subcommand is a module of `commands` that is imported only when it is asked for."""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import unmask
+from unmask.errors import ConfigError, UnmaskError
+from unmask.options import suggestion
+
+COMMANDS = {
+    "demo": "the three modes side by side on the model that ships with unmask",
+    "adapt": "turn an autoregressive model into a block-diffusion one, as a recipe says",
+    "generate": "answer prompts",
+    "doctor": "what this machine can do, what is missing, and whether a model fits",
+}
+OK, FAULT, USER, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose errors become ours: one line, exit code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def reject_unknown(self, rest: list[str]) -> None:
+        if rest:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            flag = rest[0].partition("=")[0]
+            hint = suggestion(flag, flags) if flag.startswith("--") else f"see {self.prog} --help"
+            raise ConfigError(f"{self.prog} does not know {rest[0]}; {hint}")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(100, _columns()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 2 the user's input, 130 interrupted, 1 our fault."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except UnmaskError as e:
+        return _explain(f"error: {e}", USER, words)
+    except KeyboardInterrupt as e:
+        return _explain(": ".join(["interrupted", *map(str, e.args)]), INTERRUPTED, words)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as e:
+        what = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+        return _explain(f"internal error: {what} (run again with --debug for details)", FAULT, words)
+
+
+def _dispatch(words: list[str]) -> int:
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        print(_overview())
+        return OK
+    if name == "--version":
+        print(f"unmask {unmask.__version__}")
+        return OK
+    if name not in COMMANDS:
+        raise ConfigError(f"unmask has no command '{name}'; there are {', '.join(COMMANDS)}")
+    command = importlib.import_module(f"unmask.commands.{name}")
+    parser = Parser(prog=f"unmask {name}", description=command.__doc__, epilog=command.EXAMPLES)
+    command.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    try:
+        args, rest = parser.parse_known_args(words[1:])
+    except SystemExit as e:  # --help
+        return int(e.code or 0)
+    parser.reject_unknown(rest)
+    return command.run(args)
+
+
+def _explain(line: str, code: int, words: list[str]) -> int:
+    sys.stdout.flush()
+    if "--debug" in words:
+        traceback.print_exc()
+    print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
+    return (
+        "usage: unmask COMMAND [options]\n\n"
+        "Turn a pretrained autoregressive language model into a block-diffusion one, and decode it in three modes.\n\n"
+        f"commands:\n{rows}\n\n"
+        "examples:\n"
+        "  unmask demo\n"
+        '  unmask generate --prompt "Why is the sky blue?"\n'
+        "  unmask generate --help\n\n"
+        "A model is `demo`, a directory, a Hugging Face hub id, or a .gguf file. Exit codes: 0 done, 2 wrong input,\n"
+        "130 interrupted, 1 a fault of unmask."
+    )
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size().columns
+    except OSError:
+        return 100
+
+
+if __name__ == "__main__":
+    sys.exit(main())

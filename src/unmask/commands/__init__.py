@@ -1,0 +1,1 @@
+"""The subcommands: each module has EXAMPLES, `add_arguments(parser)` and `run(args) -> exit code`."""

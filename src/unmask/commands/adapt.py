@@ -1,0 +1,65 @@
+"""Turn an autoregressive model into a block-diffusion one, as a recipe says.
+
+Every key of a recipe is also a flag, which then takes its place. The model is written to OUTPUT/model, one JSON line
+per step to OUTPUT/log.jsonl. A run that was stopped or killed goes on with --resume.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unmask.config import Adapt
+from unmask.errors import ConfigError
+from unmask.options import add_flags, given, read_toml, template
+
+EXAMPLES = """examples:
+  unmask adapt --template > mine.toml
+  unmask adapt mine.toml
+  unmask adapt mine.toml --steps 50 --output runs/short
+  unmask adapt mine.toml --resume"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", type=Path, help="the recipe")
+    parser.add_argument("--template", action="store_true", help="print a commented recipe with every key, and stop")
+    parser.add_argument("--resume", action="store_true", help="continue from the last state of the same output")
+    add_flags(parser.add_argument_group("recipe keys"), Adapt)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.template:
+        print(template(Adapt), end="")
+        return 0
+    if args.recipe is None:
+        raise ConfigError("give a recipe: unmask adapt RECIPE.toml (unmask adapt --template prints one)")
+    recipe = read_toml(Adapt, args.recipe, given(args, Adapt))
+    from unmask.adapt import adapt
+
+    with _reporter(recipe.steps) as report:
+        for progress in adapt(recipe, resume=args.resume):
+            report(progress)
+    print(f"saved {recipe.output}/model")
+    return 0
+
+
+@contextlib.contextmanager
+def _reporter(steps: int) -> Iterator[Any]:
+    """A progress bar where someone is watching, else a line per step, both on standard error."""
+    if not sys.stderr.isatty():
+        yield lambda progress: print(_line(progress), file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = [*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("adapting", total=steps)
+        yield lambda progress: bar.update(task, completed=progress.step, description=_line(progress))
+
+
+def _line(progress: Any) -> str:
+    ar = "" if progress.ar_loss is None else f" ar {progress.ar_loss:.3f}"
+    return f"step {progress.step}/{progress.steps} loss {progress.loss:.3f}{ar} {progress.seconds:.1f} s"

@@ -1,0 +1,88 @@
+"""Prompts from a file or from standard input, each with the place it came from."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import DataError
+
+FORMS = ("prompt", "messages", "prompt_ids")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, a list of messages or a list of token ids; where: file and line, for error messages."""
+
+    value: Any
+    where: str
+
+
+def prompts_from_file(file: Path) -> list[Prompt]:
+    """One prompt per line of JSONL. DataError names file, line and field of the first line that is not one."""
+    try:
+        data = file.read_bytes()
+    except OSError as e:
+        raise DataError(f"cannot be read: {e.strerror}; give a JSONL file of prompts", file=file) from None
+    return _some(_jsonl(data, str(file)), str(file))
+
+
+def prompts_from_stdin() -> list[Prompt]:
+    """Lines of text, or JSONL when the first character is `{`."""
+    data, name = sys.stdin.buffer.read(), "standard input"
+    if data.lstrip()[:1] == b"{":
+        return _some(_jsonl(data, name), name)
+    lines = [(n, _text(line, name, n)) for n, line in enumerate(data.splitlines(), 1)]
+    return _some([Prompt(text, f"{name}, line {n}") for n, text in lines if text.strip()], name)
+
+
+def _some(prompts: list[Prompt], name: str) -> list[Prompt]:
+    if not prompts:
+        raise DataError("holds no prompt; give at least one line", file=name)
+    return prompts
+
+
+def _jsonl(data: bytes, name: str) -> list[Prompt]:
+    rows = enumerate(data.split(b"\n"), 1)
+    return [_prompt(_text(line, name, n), name, n) for n, line in rows if line.strip()]
+
+
+def _text(line: bytes, name: str, n: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text", file=name, line=n) from None
+
+
+def _prompt(line: str, name: str, n: int) -> Prompt:
+    try:
+        row = json.loads(line)
+    except ValueError as e:
+        raise DataError(f"is not JSON ({e})", file=name, line=n) from None
+    forms = [form for form in FORMS if isinstance(row, dict) and form in row]
+    if len(forms) != 1:
+        found = " and ".join(forms) if forms else "none"
+        raise DataError(f"must be an object with exactly one of {', '.join(FORMS)}; found {found}", file=name, line=n)
+    check, allowed = CHECKS[forms[0]]
+    if not check(row[forms[0]]):
+        raise DataError(f"must be {allowed}", file=name, line=n, field=forms[0])
+    return Prompt(row[forms[0]], f"{name}, line {n}")
+
+
+def _messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
+
+
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "prompt": (lambda value: isinstance(value, str), "text"),
+    "messages": (_messages, "a list of objects with the texts role and content, at least one"),
+    "prompt_ids": (_ids, "a list of token ids, at least one"),
+}

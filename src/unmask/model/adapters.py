@@ -1,0 +1,127 @@
+"""Low-rank adapters in PEFT's file format, read and merged without PEFT.
+
+At decode time an adapter is W + scale · B A (LoRA, arXiv 2106.09685), so a handful of products replaces an import that
+takes longer than the merge. What this reader does not know (DoRA, per-module ranks, trained biases) is refused.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from unmask.errors import CheckpointError
+from unmask.model.files import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SPEC, MASK = "block_spec.json", "mask_embedding.safetensors"
+PREFIX = "base_model.model."
+UNKNOWN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "layer_replication",
+           "use_qalora", "trainable_token_indices", "target_parameters")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank weights by module name: A [rank, in] and B [out, rank]; `mask_vector` [hidden] where one was trained."""
+
+    pairs: dict[str, tuple[Tensor, Tensor]]
+    scale: float
+    mask_vector: Tensor | None
+
+
+def is_adapter(directory: Path) -> bool:
+    return (directory / CONFIG).is_file()
+
+
+def read_adapter(directory: Path) -> Adapter:
+    """Read an adapter directory; CheckpointError for a missing or damaged file or an option that is not known here."""
+    config = read_json(directory / CONFIG)
+    unknown = [name for name in UNKNOWN if config.get(name)]
+    if str(config.get("peft_type", "LORA")) != "LORA" or config.get("bias", "none") != "none" or unknown:
+        what = unknown[0] if unknown else f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
+        raise CheckpointError(f"{directory / CONFIG}: only plain LoRA adapters are read, this one has {what}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise CheckpointError(f"{directory / CONFIG}: r is {rank!r}, lora_alpha {alpha!r}; both must be above 0")
+    mask = read_tensors(directory / MASK).get("mask_embedding") if (directory / MASK).is_file() else None
+    scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+    return Adapter(_pairs(read_tensors(directory / WEIGHTS), directory), scale, mask)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file; CheckpointError names it when it is missing or damaged."""
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.parent} has no {file.name}") from None
+    except (OSError, SafetensorError) as e:
+        raise CheckpointError(f"{file} is damaged ({e}); fetch or train it again") from None
+
+
+def _pairs(tensors: dict[str, Tensor], directory: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    pairs = {}
+    for name in tensors:
+        if name.endswith(".lora_A.weight"):
+            module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+            partner = name.replace(".lora_A.", ".lora_B.")
+            if partner not in tensors:
+                raise CheckpointError(f"{directory / WEIGHTS} has {name} but not {partner}")
+            pairs[module] = (tensors[name], tensors[partner])
+    if len(tensors) != 2 * len(pairs) or not pairs:
+        raise CheckpointError(f"{directory / WEIGHTS} holds something other than pairs of lora_A and lora_B weights")
+    return pairs
+
+
+def merged(model: nn.Module, adapter: Adapter) -> nn.Module:
+    """A model with the adapter in its linear layers; every other parameter is the same storage as `model`'s.
+
+    The sum is taken in float32 and rounded once to the weights' own type.
+    """
+    shared: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    draft = copy.deepcopy(model, shared)
+    for name, (down, up) in adapter.pairs.items():
+        layer = _linear(draft, name, down, up)
+        weight = layer.weight.data.float()
+        delta = adapter.scale * (up.to(weight.device).float() @ down.to(weight.device).float())
+        layer.weight = nn.Parameter((weight + delta).to(layer.weight.dtype), requires_grad=False)
+    return draft
+
+
+def _linear(model: nn.Module, name: str, down: Tensor, up: Tensor) -> Any:
+    try:
+        layer: Any = model.get_submodule(name)
+    except AttributeError:
+        raise CheckpointError(f"the adapter changes {name}, which the base does not have; give its own base") from None
+    if not isinstance(layer, nn.Linear) or layer.weight.shape != (up.shape[0], down.shape[1]):
+        raise CheckpointError(
+            f"the adapter's {name} is [{up.shape[0]}, {down.shape[1]}], the base's is {list(layer.weight.shape)}; "
+            "give the base that it was trained on"
+        )
+    return layer
+
+
+def write_adapter(
+    directory: Path, state: dict[str, Tensor], config: dict[str, Any], mask_vector: Tensor | None
+) -> None:
+    """Write PEFT's two files and the mask's embedding. state: PEFT names (`base_model.model.….lora_A.weight`)."""
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    (directory / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
+    save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, directory / WEIGHTS, {"format": "pt"})
+    if mask_vector is not None:
+        save_file({"mask_embedding": mask_vector.detach().cpu().contiguous()}, directory / MASK, {"format": "pt"})
+
+
+def peft_state(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(state, config) of a PEFT-wrapped model's active adapter, as `save_adapter` takes them."""
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model, save_embedding_layers=False), model.active_peft_config.to_dict()
+
+
+def to_dtype(tensor: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device=device, dtype=dtype)

@@ -1,0 +1,210 @@
+"""Checkpoints: a model reference in, a network that decodes blocks out; and back to files, all or nothing.
+
+A full checkpoint is an ordinary Hugging Face directory whose config.json also holds `block_spec`. An adapter is PEFT's
+directory with `block_spec.json` (which names the base) and, where one was trained, the mask's embedding.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.config import BlockSpec
+from unmask.errors import CheckpointError, ConfigError
+from unmask.model import adapters
+from unmask.model.files import inspect_weights, read_json, replacing
+from unmask.model.hf import OFFICIAL, load_model, load_tokenizer, read_config
+from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
+from unmask.model.sources import locate, sha256, source_digest
+
+DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Checkpoint:
+    """A loaded model.
+
+    model: the causal LM in eval mode. draft_model: the same with the adapter in it, sharing every other weight; None
+    where one network does both. mask_vector: Float [hidden], what a masked slot is embedded as; None takes the mask
+    id's own row. tokenizer: None where the directory has none. spec: None for a plain AR model.
+    stop_ids: every end token that the files declare. ref: the reference as given; path: its local directory.
+    """
+
+    model: Any
+    draft_model: Any | None
+    mask_vector: Tensor | None
+    tokenizer: Any | None
+    spec: BlockSpec | None
+    ref: str
+    path: Path
+    stop_ids: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def load_checkpoint(
+    ref: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu",
+    mask_id: int | None = None, base: str | None = None,
+) -> Checkpoint:
+    """Load a model reference (see `sources`). dtype None keeps the checkpoint's own.
+
+    mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
+    Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
+    """
+    path, kind, where = locate(str(ref)), _dtype(dtype), torch.device(device)
+    if adapters.is_adapter(path):
+        return _load_adapter(str(ref), path, kind, where, mask_id, base)
+    if base is not None:
+        raise ConfigError(f"{ref} is not an adapter, so it takes no base")
+    return _load_full(str(ref), path, kind, where, mask_id)
+
+
+def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
+    """The BlockSpec of a full checkpoint, without reading weights; None for a plain AR model without `mask_id`.
+
+    The official layout states no mask id of its own: it is the tokenizer's `|<MASK>|`, else `mask_id`.
+    A plain model with `mask_id` is taken for one in the official sense (context "block", blocks of 32).
+    """
+    entries = read_json(directory / "config.json")
+    if "block_spec" in entries:
+        return _spec_from(entries["block_spec"], directory / "config.json", mask_id)
+    official = entries.get("model_type") == OFFICIAL
+    stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if official and tokenizer is not None else None
+    if official and stated is None and mask_id is None:
+        raise ConfigError(f"{directory} states no mask token (no tokenizer with {OFFICIAL_MASK}); give --mask-id N")
+    _no_contradiction(stated, mask_id, directory)
+    chosen = stated if stated is not None else mask_id
+    if chosen is None:
+        return None
+    if not 0 <= chosen < config.vocab_size:
+        raise ConfigError(f"mask id {chosen} is not a row of the embedding; allowed: 0 to {config.vocab_size - 1}")
+    size = int(entries.get("bd_size", 32))
+    return BlockSpec(block_size=size, sub_block_size=8 if size % 8 == 0 else size, mask_id=chosen, context="block")
+
+
+def save_full(
+    model: Any, tokenizer: Any | None, spec: BlockSpec, directory: Path, *, dtype: torch.dtype | None = None
+) -> None:
+    """Save a whole model with its BlockSpec as a Hugging Face directory, replacing `directory` all at once.
+
+    dtype: the type on disk (None keeps the model's), so that float32 master weights of a bf16 model come back bf16.
+    """
+    with replacing(Path(directory)) as fresh:
+        model.save_pretrained(fresh, state_dict=_as_dtype(model.state_dict(), dtype or model.dtype))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(fresh)
+        entries = read_json(fresh / "config.json") | {"block_spec": dataclasses.asdict(spec)}
+        entries["dtype"] = str(dtype or model.dtype).removeprefix("torch.")
+        (fresh / "config.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+def save_adapter(
+    state: dict[str, Tensor], config: dict[str, Any], mask_vector: Tensor | None, spec: BlockSpec, base: str,
+    directory: Path,
+) -> None:
+    """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once.
+
+    state, config: as `adapters.peft_state` takes them from a PEFT model. base: the reference it was trained on.
+    """
+    origin = locate(base)
+    named = str(origin.resolve()) if Path(base).expanduser().exists() else base
+    about = {"base": named, "base_sha256": base_digest(origin), "spec": dataclasses.asdict(spec)}
+    with replacing(Path(directory)) as fresh:
+        adapters.write_adapter(fresh, state, config | {"base_model_name_or_path": named}, mask_vector)
+        (fresh / adapters.SPEC).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def base_digest(directory: Path) -> str:
+    """What identifies a base: the digest of the file it was converted from, else of its first weight file."""
+    return source_digest(directory) or sha256(inspect_weights(directory).files[0])
+
+
+def _load_full(
+    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None
+) -> Checkpoint:
+    config, model_class = read_config(path)
+    tokenizer = load_tokenizer(path, config)
+    spec = read_spec(path, config, tokenizer, mask_id)
+    model = load_model(path, config, model_class, dtype, device)
+    stops = set(declared_stops(model.config, tokenizer, model.generation_config)) | set(spec.stop_ids if spec else ())
+    return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
+
+
+def _load_adapter(
+    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None, base: str | None
+) -> Checkpoint:
+    about = read_json(path / adapters.SPEC)
+    spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
+    origin = locate(base or base_of(about, path))
+    if adapters.is_adapter(origin):
+        raise CheckpointError(f"the base of {path} is itself an adapter ({origin}); merge that one first")
+    known, wanted = source_digest(origin), about.get("base_sha256")
+    if base is None and known and wanted and known != wanted:
+        raise CheckpointError(
+            f"{path} was trained on a base with sha256 {wanted}, {origin} comes from {known}; give its own base"
+        )
+    adapter = adapters.read_adapter(path)
+    on = _load_full(ref, origin, dtype, device, None)
+    adapted = adapters.merged(on.model, adapter)
+    model, draft = (on.model, adapted) if spec.adapter_scope == "draft" else (adapted, None)
+    vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
+    stops = tuple(sorted({*on.stop_ids, *spec.stop_ids}))
+    return _complete(Checkpoint(model, draft, vector, on.tokenizer, spec, ref, path, stops, on.dtype))
+
+
+def _complete(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with every declared end token in its spec, and the mask id checked against the embedding."""
+    spec = checkpoint.spec
+    if spec is None:
+        return checkpoint
+    rows = checkpoint.model.get_input_embeddings().weight.shape[0]
+    if checkpoint.mask_vector is None and spec.mask_id >= rows:
+        raise CheckpointError(f"{checkpoint.path}: mask id {spec.mask_id} is not one of the embedding's {rows} rows")
+    checkpoint.spec = dataclasses.replace(spec, stop_ids=checkpoint.stop_ids)
+    return checkpoint
+
+
+def base_of(about: dict[str, Any], path: Path) -> str:
+    """The base that an adapter's block_spec.json names; one that starts with a dot is relative to the adapter."""
+    base = about.get("base")
+    if not isinstance(base, str) or not base:
+        raise CheckpointError(f"{path / adapters.SPEC} names no base; give one with the key 'base'")
+    return str(path / base) if base.startswith(".") else base
+
+
+def _spec_from(entries: Any, file: Path, mask_id: int | None) -> BlockSpec:
+    """A BlockSpec from JSON. Keys that this version does not know are an error: they would change the decoding."""
+    known = {f.name for f in dataclasses.fields(BlockSpec)}
+    if not isinstance(entries, dict) or "mask_id" not in entries or set(entries) - known:
+        raise CheckpointError(f"{file}: a block spec has a mask_id and keys among {', '.join(sorted(known))}")
+    try:
+        spec = BlockSpec(**entries | {"stop_ids": tuple(entries.get("stop_ids", ()))})
+    except (ConfigError, TypeError) as e:
+        raise CheckpointError(f"{file}: {e}") from e
+    _no_contradiction(spec.mask_id, mask_id, file)
+    return spec
+
+
+def _no_contradiction(stated: int | None, given: int | None, where: Path) -> None:
+    if stated is not None and given is not None and stated != given:
+        raise ConfigError(f"--mask-id {given} contradicts {where}, whose mask id is {stated}; leave the flag out")
+
+
+def _dtype(wanted: torch.dtype | str | None) -> torch.dtype | None:
+    if wanted is None or isinstance(wanted, torch.dtype):
+        return wanted
+    if wanted not in DTYPE_NAMES:
+        raise ConfigError(f"dtype is '{wanted}'; allowed: {', '.join(DTYPE_NAMES)}")
+    return DTYPE_NAMES[wanted]
+
+
+def _as_dtype(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same tensors in another type; tensors that share storage (a tied head) still share it afterwards."""
+    cast: dict[tuple[int, torch.Size], Tensor] = {}
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
+    return {name: cast.get((t.data_ptr(), t.shape), t) for name, t in state.items()}

@@ -1,0 +1,68 @@
+"""Which families can be decoded and trained correctly, told from a config before any weight is read.
+
+The universal backbone hands a network a mask per layer type, explicit positions and its own key/value buffers. A
+network that keeps something other than one key and one value per position, or whose frequencies or biases depend on
+more than a position, would run and be wrong. Those are refused here, each with its reason.
+"""
+
+from typing import Any
+
+from unmask.errors import UnsupportedModelError
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+STATE_SPACE = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba"}
+
+
+def check_family(config: Any, model_class: type | None) -> None:
+    """Raise UnsupportedModelError, with the reason, for a transformers config that cannot be handled correctly.
+
+    model_class: the causal LM class that transformers has for the config, None where it has none.
+    """
+    for reason in (_architecture(config, model_class), _attention(config), _rope(config), _head(config)):
+        if reason is not None:
+            raise UnsupportedModelError(f"model type '{config.model_type}' is not supported: {reason}")
+
+
+def _architecture(config: Any, model_class: type | None) -> str | None:
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder; use a decoder-only causal LM"
+    if config.model_type in STATE_SPACE or getattr(model_class, "_is_stateful", False):
+        return "its layers carry a running state, not keys and values per position; use an attention-only model"
+    if model_class is None:
+        return "transformers has no causal LM of this type; use a decoder-only causal LM"
+    if not getattr(model_class, "_supports_sdpa", False):
+        return "its attention does not go through scaled_dot_product_attention, so it would ignore the block mask"
+    return None
+
+
+def _attention(config: Any) -> str | None:
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+    if others:
+        return f"it has layers of type {', '.join(others)}; only full and sliding-window attention have a block mask"
+    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
+        return "its ALiBi bias is built from a causal mask; use a model with rotary positions"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "it caps attention logits, which scaled_dot_product_attention cannot do"
+    return None
+
+
+def _rope(config: Any) -> str | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    for rope in each:
+        kind = rope.get("rope_type", "default")
+        if kind == "dynamic" and rope.get("factor", 1.0) != 1.0:
+            return "rope scaling 'dynamic' changes its frequencies with the length, so cached keys would be wrong"
+        if kind == "longrope":
+            original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+            if config.max_position_embeddings > original:
+                return (f"rope scaling 'longrope' changes its frequencies beyond {original} positions, so cached keys "
+                        f"would be wrong; max_position_embeddings {original} in its config.json avoids that")
+    return None
+
+
+def _head(config: Any) -> str | None:
+    for name in ("logit_scale", "logits_scaling"):
+        if (getattr(config, name, None) or 1.0) != 1.0:
+            return f"its logits are scaled ({name} {getattr(config, name)})"
+    return None

@@ -1,0 +1,91 @@
+"""A directory read by transformers: configuration, causal LM, tokenizer. None of a directory's own code is ever run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.errors import CapacityError, CheckpointError, UnsupportedModelError
+from unmask.model.families import check_family
+from unmask.model.files import Weights, available_memory, inspect_weights, read_json
+from unmask.model.quiet import quiet
+
+OFFICIAL = "Fast_dLLM_Qwen"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def read_config(directory: Path) -> tuple[Any, type]:
+    """(transformers config, causal LM class) of a directory; the official Fast-dLLM v2 layout is read as Qwen2.
+
+    Raises CheckpointError for a missing or damaged file, UnsupportedModelError for a family that cannot be right.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    entries = read_json(directory / "config.json")
+    kind = str(entries.get("model_type"))
+    method = (entries.get("quantization_config") or {}).get("quant_method")
+    if method:
+        raise UnsupportedModelError(f"{directory} holds {method} weights; give the plain model or a GGUF file")
+    if kind == OFFICIAL:
+        entries = entries | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    elif kind not in CONFIG_MAPPING:
+        code = " and its own code in that directory is not run" if "auto_map" in entries else ""
+        raise UnsupportedModelError(f"{directory}: transformers does not know the model type '{kind}'{code}")
+    entries.pop("auto_map", None)
+    try:
+        config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+    except Exception as e:  # each family raises its own types, from a missing key to a strict-dataclass error
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {str(e).splitlines()[0]}") from e
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    model_class = found[0] if isinstance(found, tuple) else found
+    check_family(config, model_class)
+    return config, model_class
+
+
+def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dtype | None, device: torch.device) -> Any:
+    """The causal LM in eval mode with sdpa attention. dtype None keeps the type that most of its weights have.
+
+    Every weight must come from the files and every weight in the files must have a place (CheckpointError);
+    CapacityError, before anything is loaded, when it does not fit into memory.
+    """
+    weights = inspect_weights(directory)
+    dtype = dtype or weights.dtype
+    check_fits(weights, dtype, device, directory)
+    with quiet():
+        try:
+            model, info = model_class.from_pretrained(  # type: ignore[attr-defined]
+                directory, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+                local_files_only=True, output_loading_info=True,
+            )
+        except (OSError, RuntimeError, ValueError) as e:
+            raise CheckpointError(f"{directory} cannot be loaded: {' '.join(str(e).split())[:300]}") from e
+    for what in ("missing", "unexpected", "mismatched"):
+        if names := sorted(str(name) for name in info[f"{what}_keys"]):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{directory} does not fit its config.json: {what} weight {names[0]}{more}")
+    return model.to(device).eval()
+
+
+def check_fits(weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
+    """Raise CapacityError, with both numbers, when the weights alone exceed what is free on the device."""
+    needed, free = weights.values * dtype.itemsize, available_memory(device)
+    if free is not None and needed > free:
+        raise CapacityError(
+            f"{directory} needs {needed / 1e9:.1f} GB for its weights in {str(dtype).removeprefix('torch.')}, "
+            f"{free / 1e9:.1f} GB are free on {device}; use a smaller type (--dtype bf16) or a smaller model"
+        )
+
+
+def load_tokenizer(directory: Path, config: Any) -> Any | None:
+    """The directory's tokenizer; None where it has none. CheckpointError where it needs code of its own."""
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    options = {"config": config, "trust_remote_code": False, "local_files_only": True}
+    with quiet():
+        try:
+            return AutoTokenizer.from_pretrained(directory, **options)
+        except Exception as e:  # anything from a JSON error to one of the tokenizers library's own
+            raise CheckpointError(f"{directory}: tokenizer cannot be loaded: {' '.join(str(e).split())[:99]}") from e

