@@ -179,6 +179,14 @@ def test_verified_keeps_whole_blocks_of_right_drafts():
     assert found.forwards_by_kind == {"prefill": 1, "draft": 4, "check": 4}
 
 
+def test_verified_checks_no_more_than_the_limit_allows():
+    backbone = ScriptedBackbone(writes([], start=0, filler=9))
+    found = ask(backbone, Request([1] * 5, ids(mode="verified", max_new_tokens=10)), spec=CAUSAL)[0]
+    widths = [len(call[0][1].tokens) for call in backbone.calls]
+    assert widths == [5, 8, 8, 1] and len(found.token_ids) == 10
+    assert found.forwards_by_kind == {"prefill": 1, "draft": 1, "check": 2}
+
+
 def test_verified_keeps_the_right_beginning_of_a_draft():
     def script(who, position, step):
         """Odd steps are drafts, which go wrong at every fourth position."""
