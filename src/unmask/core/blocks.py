@@ -3,9 +3,9 @@
 from torch import Tensor
 
 
-def block_start(position: Tensor | int, block_size: int, origin: int = 0) -> Tensor | int:
-    """First position of the block that holds `position`; elementwise on tensors. Positions before the origin belong to
-    blocks that begin before it."""
+def block_start(position: Tensor, block_size: int, origin: int = 0) -> Tensor:
+    """First position of the block that holds `position`, elementwise. Positions before the origin belong to blocks that
+    begin before it."""
     return (position - origin) // block_size * block_size + origin
 
 
