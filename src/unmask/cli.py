@@ -75,7 +75,8 @@ def _dispatch(words: list[str]) -> int:
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     try:
-        args, rest = parser.parse_known_args(words[1:])
+        # A lone `-` (standard input) goes first, where no flag with several values can take it for one of them.
+        args, rest = parser.parse_known_args(sorted(words[1:], key=lambda word: word != "-"))
     except SystemExit as e:  # --help
         return int(e.code or 0)
     parser.reject_unknown(rest)
