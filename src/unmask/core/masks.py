@@ -34,17 +34,17 @@ def decoding_mask(ends: Tensor, positions: Tensor, width: int, window: int | Non
 class Streams:
     """Where each token of a training row stands; every field is Long [row, token].
 
-    stream: CLEAN or the number of a view; block: index of the token's block; position: logical position in its
-    document; document: which document of the row, NOBODY for padding.
+    stream: CLEAN or the number of a view; start: first position of the token's block; position: logical position in
+    its document; document: which document of the row, NOBODY for padding. Views may cut their blocks differently.
     """
 
     stream: Tensor
-    block: Tensor
+    start: Tensor
     position: Tensor
     document: Tensor
 
     def __getitem__(self, at: object) -> "Streams":
-        return Streams(self.stream[at], self.block[at], self.position[at], self.document[at])
+        return Streams(self.stream[at], self.start[at], self.position[at], self.document[at])
 
     def cat(self, other: "Streams") -> "Streams":
         """Both along the token axis."""
@@ -60,9 +60,9 @@ def learns_from(q: Streams, k: Streams, causal: bool, window: int | None = None)
     itself (`causal=True`). Nobody sees another document.
     """
     clean_key = k.stream == CLEAN
-    own_block = (q.stream == k.stream) & (q.block == k.block)
-    earlier = k.position <= q.position if causal else k.block <= q.block
-    noisy = torch.where(clean_key, k.block < q.block, own_block)
+    own_block = (q.stream == k.stream) & (q.start == k.start)
+    earlier = k.position <= q.position if causal else k.start <= q.start
+    noisy = torch.where(clean_key, k.position < q.start, own_block)
     allowed = torch.where(q.stream == CLEAN, clean_key & earlier, noisy)
     if window is not None:
         allowed = allowed & (k.position > q.position - window)

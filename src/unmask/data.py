@@ -1,0 +1,218 @@
+"""Rows of training text: JSONL files to token ids with labels, and the order in which batches are made of them.
+
+A chat row is {"messages": [{"role", "content"}, …]}; a plain row is {"prompt": text, "completion": text}, taken without
+a template. An optional "ended": false says that the answer was cut by a length limit, so that its end is not learned.
+Labels lie on assistant text and its end token, in every assistant turn, and on nothing else.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.core.noise import seeded
+from unmask.errors import DataError
+
+
+@dataclass(frozen=True)
+class Row:
+    """ids: Long [token]; labelled: Bool [token]."""
+
+    ids: Tensor
+    labelled: Tensor
+
+
+@dataclass
+class Rows:
+    """Encoded rows, and how many were dropped or changed, by reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def load_rows(paths: list[str], tokenizer: Any, *, max_length: int, truncation: str, stop_ids: tuple[int, ...]) -> Rows:
+    """Read and encode JSONL files. A malformed row is an error with file and line; one without a label is dropped.
+
+    truncation: "keep" cuts a long row (its cut end is not learned as an end), "drop" leaves it out.
+    """
+    result = Rows()
+    for path in paths:
+        for line, record in read_jsonl(path):
+            try:
+                ids, labelled = encode(record, tokenizer, stop_ids)
+            except DataError as error:
+                raise DataError(str(error), file=path, line=line) from None
+            _keep(result, ids, labelled, max_length, truncation)
+    if not result.rows:
+        raise DataError(f"no row with an answer is left of {', '.join(map(str, paths))} ({_listed(result.counts)}); "
+                        f"raise max_length above {max_length} or give other data")
+    return result
+
+
+def _keep(result: Rows, ids: list[int], labelled: list[bool], max_length: int, truncation: str) -> None:
+    if len(ids) > max_length:
+        if truncation == "drop":
+            result.counts[f"dropped: longer than max_length {max_length}"] += 1
+            return
+        ids, labelled = ids[:max_length], labelled[:max_length]
+        if not any(labelled[1:]):
+            result.counts[f"dropped: the answer begins after max_length {max_length}"] += 1
+            return
+        result.counts[f"cut at max_length {max_length}"] += 1
+    if not any(labelled[1:]):
+        result.counts["dropped: nothing to learn"] += 1
+        return
+    result.counts["kept"] += 1
+    result.rows.append(Row(torch.tensor(ids), torch.tensor(labelled)))
+
+
+def _listed(counts: Counter[str]) -> str:
+    return "; ".join(f"{n} {reason}" for reason, n in counts.items()) or "it is empty"
+
+
+def read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each non-empty line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError("there is no such file", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read as UTF-8 text ({error})", file=path) from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"is not JSON ({error.msg} at column {error.colno})", file=path, line=number) from None
+        if not isinstance(record, dict):
+            raise DataError(f"is a JSON {type(record).__name__}, not an object", file=path, line=number)
+        yield number, record
+
+
+def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> tuple[list[int], list[bool]]:
+    """ids and labels of one row; stop_ids are the tokens on which the decoder ends an answer."""
+    if "messages" in record:
+        pieces = chat_pieces(record["messages"], tokenizer, stop_ids)
+    elif "prompt" in record or "completion" in record:
+        pieces = plain_pieces(record, tokenizer, stop_ids)
+    else:
+        raise DataError(f"has neither 'messages' nor 'prompt' and 'completion', only {sorted(record)}")
+    if record.get("ended") is False:
+        pieces[-1] = (pieces[-1][0][:-1], True)
+    ids = [token for tokens, _ in pieces for token in tokens]
+    labelled = [answer for tokens, answer in pieces for _ in tokens]
+    return ids, labelled
+
+
+Pieces = list[tuple[list[int], bool]]
+"""Consecutive token ids of a row, and whether they are an answer."""
+
+
+def plain_pieces(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
+    """Prompt, then completion and the tokenizer's end token."""
+    for name in ("prompt", "completion"):
+        if not isinstance(record.get(name), str):
+            raise DataError("must be text", field=name)
+        _refuse_special(record[name], tokenizer, name)
+    if not record["completion"]:
+        raise DataError("is empty: a row needs an answer", field="completion")
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id in stop_ids else stop_ids[0]
+    answer = tokenizer(record["completion"], add_special_tokens=False).input_ids
+    return [(tokenizer(record["prompt"]).input_ids, False), ([*answer, end], True)]
+
+
+def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
+    """Split the final render of a chat into what was given and what the assistant wrote, end token included.
+
+    Works without generation marks in the template, and with templates that rewrite earlier turns: the answer spans are
+    found in the final text, from the header that the template puts before an answer (what `add_generation_prompt`
+    adds) to the end token behind it. Each piece is tokenised by itself, as the prompt is when it is served.
+    """
+    _check_messages(messages, tokenizer)
+    text = _render(tokenizer, messages)
+    header = _header(tokenizer, messages)
+    answers = sum(message["role"] == "assistant" for message in messages)
+    parts = text.split(header)
+    if len(parts) != answers + 1:
+        raise DataError(f"the chat template shows {len(parts) - 1} assistant turns for {answers} in 'messages', so the "
+                        "answers cannot be told from the rest")
+    pieces: Pieces = []
+    given = parts[0] + header
+    for part in parts[1:]:
+        answer, given_next = _cut_end(part, tokenizer, stop_ids, last=part is parts[-1])
+        pieces.append((tokenizer(given, add_special_tokens=False).input_ids, False))
+        pieces.append((answer, True))
+        given = given_next + header
+    return pieces
+
+
+def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -> tuple[list[int], str]:
+    """Token ids of an answer with its end token, and the text behind it."""
+    found = [(part.index(mark), token, mark) for token, mark in _marks(tokenizer, stop_ids) if mark in part]
+    if found:
+        at, token, mark = min(found)
+        return [*tokenizer(part[:at], add_special_tokens=False).input_ids, token], part[at + len(mark):]
+    if not last:
+        raise DataError("the chat template puts no end token behind an answer that another turn follows, so the end of "
+                        "the answer cannot be told")
+    return [*tokenizer(part.rstrip("\n"), add_special_tokens=False).input_ids, stop_ids[0]], ""
+
+
+def _marks(tokenizer: Any, stop_ids: tuple[int, ...]) -> list[tuple[int, str]]:
+    return [(token, tokenizer.convert_ids_to_tokens(token)) for token in stop_ids]
+
+
+def _render(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:  # a template is a program of the model's makers and may raise anything
+        raise DataError(f"the chat template cannot render it ({error})", field="messages") from None
+
+
+def _header(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """What the template puts before an answer."""
+    asked = messages[:1] if messages[0]["role"] == "user" else [{"role": "user", "content": "x"}]
+    plain = _render(tokenizer, asked)
+    prompted = _render(tokenizer, asked, add_generation_prompt=True)
+    if not prompted.startswith(plain) or len(prompted) == len(plain):
+        raise DataError("the chat template has no generation prompt, so the answers cannot be told from the rest")
+    return prompted[len(plain):]
+
+
+def _check_messages(messages: Any, tokenizer: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise DataError("must be a list of at least one message", field="messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DataError(f"message {number + 1} has no 'role'", field="messages")
+        if not isinstance(message.get("content"), str):
+            raise DataError(f"message {number + 1} has no text in 'content'", field="messages")
+        _refuse_special(message["content"], tokenizer, "messages")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise DataError("holds no assistant turn: a row needs an answer", field="messages")
+
+
+def _refuse_special(text: str, tokenizer: Any, name: str) -> None:
+    """Text that spells a control token would become that token; refuse it instead of learning a false turn."""
+    for mark in sorted({token.content for token in tokenizer.added_tokens_decoder.values() if token.special}):
+        if mark in text:
+            raise DataError(f"holds the control token {mark!r} as text; remove it", field=name)
+
+
+def batches(rows: list[Row], size: int, *, seed: int, epoch: int) -> list[list[int]]:
+    """Row numbers of each batch of one epoch: shuffled, then grouped so that neighbours have similar lengths.
+
+    Depends on (seed, epoch) alone. The last batch of an epoch may be smaller.
+    """
+    generator = seeded("order", seed, epoch)
+    order = torch.randperm(len(rows), generator=generator).tolist()
+    pool = size * 16
+    pools = (sorted(order[at : at + pool], key=lambda n: len(rows[n].ids)) for at in range(0, len(order), pool))
+    cut = [part[at : at + size] for part in pools for at in range(0, len(part), size)]
+    return [cut[n] for n in torch.randperm(len(cut), generator=generator).tolist()]

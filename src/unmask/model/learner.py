@@ -1,0 +1,110 @@
+"""What is trained: a base with its mask token and, for a low-rank recipe, adapters on all linear layers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.config import Adapt, BlockSpec
+from unmask.core.loss import label_loss
+from unmask.core.streams import StreamBatch
+from unmask.errors import CheckpointError, ConfigError
+from unmask.model import adapters, checkpoint
+from unmask.model.masktoken import prepare_mask
+from unmask.model.training import joint, split
+from unmask.model.universal import head
+
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Learner(nn.Module):
+    """A batch of streams in, summed losses out. Trainable weights are float32."""
+
+    def __init__(self, recipe: Adapt) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.base_ref = recipe.base
+        loaded = checkpoint.load_checkpoint(recipe.base)
+        if loaded.draft_model is not None:
+            raise ConfigError(f"base is '{recipe.base}', an adapter; give its base, and the adapter as start_from")
+        self.own_dtype, self.tokenizer = loaded.dtype, loaded.tokenizer
+        loaded.model.float()
+        mask_id = prepare_mask(loaded.model, loaded.tokenizer, recipe.mask_id or (loaded.spec and loaded.spec.mask_id))
+        self.spec = BlockSpec(
+            block_size=recipe.block_size, sub_block_size=recipe.sub_block_size, mask_id=mask_id,
+            stop_ids=loaded.stop_ids, context=recipe.context, adapter_scope=recipe.adapter_scope,
+        )
+        self.mask_vector: nn.Parameter | None = None
+        self.model: Any = loaded.model.train()
+        self.peft: Any = None
+        if recipe.method == "low-rank":
+            self._add_adapters()
+        elif recipe.start_from:
+            raise ConfigError("start_from continues an adapter; for method 'full' give the earlier model as base")
+
+    def _add_adapters(self) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        recipe, embedding = self.recipe, self.model.get_input_embeddings().weight
+        torch.manual_seed(recipe.seed)
+        self.peft = get_peft_model(
+            self.model, LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0)
+        )
+        self.mask_vector = nn.Parameter(embedding.detach().mean(dim=0))
+        if recipe.start_from:
+            self._continue_from(Path(recipe.start_from))
+
+    def _continue_from(self, directory: Path) -> None:
+        from peft import set_peft_model_state_dict
+
+        start = adapters.read_adapter(directory)
+        rank = next(iter(start.pairs.values()))[0].shape[0]
+        if rank != self.recipe.rank:
+            raise ConfigError(f"start_from {directory} has rank {rank}, the recipe {self.recipe.rank}; use the same")
+        set_peft_model_state_dict(self.peft, {name: t.float() for name, t in adapters.read_tensors(
+            directory / adapters.WEIGHTS).items()})
+        if start.mask_vector is not None:
+            assert self.mask_vector is not None
+            self.mask_vector.data.copy_(start.mask_vector)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name → parameter that learns, in a fixed order."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def forward(self, batch: StreamBatch) -> Tensor:
+        """Float [2]: the summed loss over masked labels, and over next-token labels (0 unless the recipe weighs it)."""
+        causal, weighed = self.spec.context == "causal", self.recipe.ar_weight > 0
+        with torch.autocast(batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"):
+            if self.spec.adapter_scope == "draft":
+                hidden = split(self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector,
+                               adapters_off=self.peft.disable_adapter)
+            else:
+                hidden = joint(self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector, causal=causal)
+            flat = hidden.flatten(0, 1)
+            masked = label_loss(flat[batch.source], batch.target, self._head)
+            following = label_loss(flat[batch.ar_source], batch.ar_target, self._head) if weighed else masked.new_zeros(())
+        return torch.stack([masked, following])
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return head(self.model, hidden)
+
+    def save(self, directory: Path) -> None:
+        """Write the model so that it loads for decoding: an adapter (float16), or a whole model in the base's type."""
+        if self.peft is None:
+            checkpoint.save_full(self.model, self.tokenizer, self.spec, directory, dtype=self.own_dtype)
+            return
+        state, config = adapters.peft_state(self.peft)
+        assert self.mask_vector is not None
+        checkpoint.save_adapter({name: t.half() for name, t in state.items()}, config, self.mask_vector.detach().half(),
+                                self.spec, self.base_ref, directory)
+
+
+def load_trainable(learner: Learner, tensors: dict[str, Tensor], where: Path) -> None:
+    """Put saved weights back, bit for bit."""
+    wanted = learner.trainable()
+    if set(tensors) != set(wanted):
+        odd = sorted(set(tensors) ^ set(wanted))[0]
+        raise CheckpointError(f"{where} does not fit the recipe (weight {odd}); resume with the recipe it was made with")
+    for name, parameter in wanted.items():
+        parameter.data.copy_(tensors[name])
