@@ -94,7 +94,7 @@ def test_options_that_a_plain_sum_cannot_express_are_refused(base, tmp_path, opt
 def test_another_base_is_refused_by_its_shapes(base, tmp_path):
     saved(base, tmp_path / "adapter")
     tiny_model(hidden_size=32).save_pretrained(tmp_path / "small")
-    with pytest.raises(CheckpointError, match="q_proj .* the base's is"):
+    with pytest.raises(CheckpointError, match="down_proj .* the base's is"):
         load_checkpoint(tmp_path / "adapter", base=str(tmp_path / "small"))
     tiny_model(num_hidden_layers=1).save_pretrained(tmp_path / "short")
     with pytest.raises(CheckpointError, match="layers.1.* which the base does not have"):

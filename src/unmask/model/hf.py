@@ -34,7 +34,8 @@ def read_config(directory: Path) -> tuple[Any, type]:
         raise UnsupportedModelError(f"{directory}: transformers does not know the model type '{kind}'{code}")
     entries.pop("auto_map", None)
     try:
-        config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+        with quiet():
+            config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
     except Exception as e:  # each family raises its own types, from a missing key to a strict-dataclass error
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {str(e).splitlines()[0]}") from e
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -56,12 +57,12 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
         try:
             model, info = model_class.from_pretrained(  # type: ignore[attr-defined]
                 directory, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-                local_files_only=True, output_loading_info=True,
+                local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
             )
         except (OSError, RuntimeError, ValueError) as e:
             raise CheckpointError(f"{directory} cannot be loaded: {' '.join(str(e).split())[:300]}") from e
     for what in ("missing", "unexpected", "mismatched"):
-        if names := sorted(str(name) for name in info[f"{what}_keys"]):
+        if names := sorted(" ".join(map(str, key)) if isinstance(key, tuple) else key for key in info[f"{what}_keys"]):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(f"{directory} does not fit its config.json: {what} weight {names[0]}{more}")
     return model.to(device).eval()
