@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+
 from unmask.config import Adapt, Decoding, option
 from unmask.errors import ConfigError
 from unmask.options import add_flags, given, read, read_toml, template

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import MASK, byte_tokenizer, tiny_model
+
 from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model.adapters import peft_state, read_adapter

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import MASK, byte_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
 from unmask.config import BlockSpec
 from unmask.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from unmask.model import files, hf
@@ -297,10 +298,11 @@ def test_o3_08_missing_and_unexpected_weights_are_errors(plain):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match="missing weight model.layers.1.self_attn.q_proj.bias"):
         load_checkpoint(plain)
-    save_file(weights | {"model.layers.1.self_attn.q_proj.bias": bias, "model.extra": bias.clone()}, file, {"format": "pt"})
+    name = "model.layers.1.self_attn.q_proj.bias"
+    save_file(weights | {name: bias, "model.extra": bias.clone()}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match="unexpected weight model.extra"):
         load_checkpoint(plain)
-    save_file(weights | {"model.layers.1.self_attn.q_proj.bias": bias[:3].clone()}, file, {"format": "pt"})
+    save_file(weights | {name: bias[:3].clone()}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match="mismatched weight model.layers.1.self_attn.q_proj.bias"):
         load_checkpoint(plain)
 
