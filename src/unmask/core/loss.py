@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 512
+CHUNK = 2048
 """Labels whose vocabulary-sized logits exist at the same time."""
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.core.masks import decoding_mask
+from unmask.errors import UnsupportedModelError
 from unmask.model.backbone import Feed, pack
 from unmask.model.cache import Plan, StaticCache
 from unmask.model.skinny import make_skinny
@@ -35,6 +36,7 @@ class UniversalBackbone:
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.max_positions = getattr(config, "max_position_embeddings", None) or 2**31
         self.windows = layer_windows(config)
+        check_windows(self.windows, _interface(type(model.get_decoder()))[1], config.model_type)
         self.device = next(model.parameters()).device
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
@@ -71,6 +73,14 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     if not kinds:
         return {"all": window}
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def check_windows(windows: dict[str, int | None], takes_mapping: bool, family: str) -> None:
+    """Refuse a network whose layers see different windows but that takes one mask for all of them."""
+    if len(set(windows.values())) > 1 and not takes_mapping:
+        raise UnsupportedModelError(
+            f"{family} mixes sliding and full attention but takes a single mask, so a layer would silently lose its "
+            "window; use a family whose network picks its mask by layer type (Gemma 3, Qwen 2 and 3)")
 
 
 def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
