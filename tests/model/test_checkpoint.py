@@ -62,6 +62,18 @@ def test_plain_model_has_no_spec(plain):
     assert load_checkpoint(plain).spec is None
 
 
+def test_a_tokenizer_is_what_its_files_say_whatever_the_model_type(plain):
+    byte_tokenizer().save_pretrained(plain)
+    loaded = load_checkpoint(plain)
+    assert len(loaded.tokenizer) == 261 and loaded.tokenizer.eos_token is None and loaded.stop_ids == ()
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("aé 你\n1 2")) == "aé 你\n1 2"
+
+
+def test_an_end_token_that_the_network_cannot_write_ends_nothing(plain):
+    byte_tokenizer("<beyond>", eos_token="<beyond>").save_pretrained(plain)
+    assert load_checkpoint(plain).stop_ids == ()
+
+
 @pytest.mark.parametrize("name", ["tiny_untied1", "tiny_tied"])
 def test_official_layout_is_read_as_qwen2(name):
     loaded = load_checkpoint(GOLDEN / name, mask_id=511)

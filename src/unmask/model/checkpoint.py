@@ -130,7 +130,8 @@ def _load_full(
     tokenizer = load_tokenizer(path, config)
     spec = read_spec(path, config, tokenizer, mask_id)
     model = load_model(path, config, model_class, dtype, device)
-    stops = set(declared_stops(model.config, tokenizer, model.generation_config)) | set(spec.stop_ids if spec else ())
+    declared = declared_stops(model.config, tokenizer, model.generation_config)
+    stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
 
 

@@ -11,6 +11,7 @@ from unmask.model.files import Weights, available_memory, inspect_weights, read_
 from unmask.model.quiet import quiet
 
 OFFICIAL = "Fast_dLLM_Qwen"
+COMPLETE = {"TokenizersBackend", "PreTrainedTokenizerFast"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -82,11 +83,21 @@ def load_tokenizer(directory: Path, config: Any) -> Any | None:
     """The directory's tokenizer; None where it has none. CheckpointError where it needs code of its own."""
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    options = {"config": config, "trust_remote_code": False, "local_files_only": True}
+    options = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
         try:
-            return AutoTokenizer.from_pretrained(directory, **options)
+            if _is_complete(directory):
+                return PreTrainedTokenizerFast.from_pretrained(directory, **options)
+            return AutoTokenizer.from_pretrained(directory, config=config, **options)
         except Exception as e:  # anything from a JSON error to one of the tokenizers library's own
             raise CheckpointError(f"{directory}: tokenizer cannot be loaded: {' '.join(str(e).split())[:99]}") from e
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether tokenizer.json says everything. For some model types transformers would put its own class in the place
+    of the declared one, with an end token that the file does not have."""
+    about = directory / "tokenizer_config.json"
+    declared = read_json(about).get("tokenizer_class") if about.is_file() else None
+    return declared in COMPLETE and (directory / "tokenizer.json").is_file()
