@@ -37,7 +37,7 @@ class ScriptedBackbone:
         return ScriptedCache(rows, capacity)
 
     def forward(self, cache: ScriptedCache, rows: list[int], feeds: list[Feed]) -> Tensor:
-        assert len(set(rows)) == len(rows) == len(feeds) and max(rows) < cache.rows
+        assert rows == sorted(set(rows)) and len(rows) == len(feeds) and max(rows) < cache.rows
         assert len({feed.draft for feed in feeds}) == 1
         out: list[Tensor] = []
         for row, feed in zip(rows, feeds, strict=True):

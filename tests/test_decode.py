@@ -1,6 +1,7 @@
 """Modes on tiny random networks, against transformers, against a decoder without a cache, and against each other."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,9 +20,11 @@ from unmask.model.universal import UniversalBackbone
 
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,), context="causal")
+DRAFT = replace(CAUSAL, adapter_scope="draft")
 SPECS = {"block": BLOCK, "causal": CAUSAL}
 MODELS = [tiny_model(seed) for seed in range(3)]
 BACKBONES = [UniversalBackbone(model, mask_id=MASK) for model in MODELS]
+TWO = UniversalBackbone(MODELS[0], MODELS[1], mask_id=MASK)  # drafts come from another network than the text
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -107,6 +110,13 @@ def test_verified_writes_what_ar_writes(which, length, limit, size):
     assert checked.forwards <= 2 * ar.forwards
 
 
+@pytest.mark.parametrize("length", [1, 8, 19])
+def test_the_base_alone_decides_what_verified_and_ar_write(length):
+    expected = generated(MODELS[0], prompt_of(length), 25)
+    for mode in ("ar", "verified"):
+        assert with_stop(answer(prompt_of(length), DRAFT, TWO, mode=mode, max_new_tokens=25)) == expected
+
+
 # --- batches ------------------------------------------------------------------------------------------------------
 
 def in_every_batch(requests, spec):
@@ -183,11 +193,11 @@ def test_o1_12_a_block_on_the_cached_prefix_equals_one_full_forward(context):
         assert (block - full[start : start + 8]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("context", SPECS)
+@pytest.mark.parametrize("spec, backbone", [(BLOCK, BACKBONES[0]), (CAUSAL, BACKBONES[0]), (DRAFT, TWO)])
 @pytest.mark.parametrize("length", [3, 8, 13])
-def test_o1_14_the_prefix_comes_from_clean_tokens(context, length):
-    prompt, causal = prompt_of(length), context == "causal"
-    engine = Engine(BACKBONES[0], SPECS[context], batch_size=1)
+def test_o1_14_the_prefix_comes_from_clean_tokens(spec, backbone, length):
+    prompt, causal = prompt_of(length), spec.context == "causal"
+    engine = Engine(backbone, spec, batch_size=1)
     wanted = Decoding(mode="threshold", threshold=1.0, max_new_tokens=29, stop_ids=())
     found = engine.generate([Request(prompt, wanted)])
     assert found[0].forwards_by_kind["sub"] > 0

@@ -87,6 +87,18 @@ def test_o4_08_a_forced_cut_inside_a_character_shows_once():
     assert stream.text == "a\ufffd" and stream.kept == 3
 
 
+class Words:
+    """A tokenizer of words that, like SentencePiece, drops the blank before the first word it is asked to decode."""
+
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        return " ".join("" if token == 0 and skip_special_tokens else f"w{token}" for token in tokens)
+
+
+def test_a_piece_may_depend_on_its_left_neighbour():
+    decoder = Decoder(Words())
+    assert [decoder.push(token) for token in (1, 2, 0, 3)] == ["w1", " w2", " ", " w3"]
+
+
 @given(st.text(max_size=20), st.integers(0, 3))
 def test_o4_08_joined_pieces_are_the_decoded_text(text, cut):
     ids = byte_ids(text)[: max(0, len(text.encode()) - cut)]

@@ -1,11 +1,8 @@
 """Tiny random networks and a byte-level tokenizer, and a decoder without any cache to compare with."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -29,17 +26,6 @@ def tiny_model(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
     with torch.no_grad():
         model.lm_head.weight *= 10
     return model
-
-
-def official_checkpoint(folder: Path) -> Qwen2ForCausalLM:
-    """A golden checkpoint, read field by field."""
-    fields = json.loads((folder / "config.json").read_text())
-    known = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
-    model = Qwen2ForCausalLM(Qwen2Config(**known))
-    missing = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False).missing_keys
-    assert missing == (["lm_head.weight"] if fields["tie_word_embeddings"] else [])
-    model.tie_weights()
-    return model.eval()
 
 
 def byte_tokenizer(*extra: str, template: str | None = CHATML, **special: str) -> PreTrainedTokenizerFast:
@@ -70,7 +56,9 @@ def full_logits(model: Any, tokens: list[int], ends: list[int]) -> Tensor:
 class SlowDecoder:
     """Block decoding by the book: every step is a forward over the whole sequence, one row, no cache, greedy."""
 
-    def __init__(self, model: Any, *, block: int, sub: int, tau: float, causal: bool, stops: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: Any, *, block: int, sub: int, tau: float, causal: bool, stops: tuple[int, ...] = ()
+    ) -> None:
         self.model, self.block, self.sub, self.tau = model, block, sub, tau
         self.causal, self.stops = causal, stops
 
@@ -105,7 +93,8 @@ class SlowDecoder:
             while None in slots[first : first + self.sub]:
                 tokens = prefix + [MASK if slot is None else slot for slot in slots]
                 chance = self.probabilities(tokens, self.ends(len(prefix)) + [end] * self.block)
-                best = {i: chance[len(prefix) + i - 1].max(-1) for i in range(first, first + self.sub) if slots[i] is None}
+                open_slots = [i for i in range(first, first + self.sub) if slots[i] is None]
+                best = {i: chance[len(prefix) + i - 1].max(-1) for i in open_slots}
                 surest = max(best, key=lambda i: float(best[i].values))
                 for i, found in best.items():
                     if i == surest or float(found.values) > self.tau:

@@ -33,16 +33,51 @@ def test_greedy_takes_the_argmax_and_its_softmax_share():
 def test_o4_11_the_mask_is_never_proposed_and_has_no_share(temperature):
     logits = law(0.0, 0.004, 0.006)
     logits[0, MASK] = torch.tensor(0.99).log()
-    found = one(logits, temperature, uniform=0.3)
+    found = one(logits, temperature, uniform=0.7)
     assert found.tokens.tolist() == [2]
     assert found.confidence.item() == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("uniform, token", [(0.0, 1), (0.49, 1), (0.51, 0), (0.79, 0), (0.81, 2), (0.999999, 2)])
-def test_drawing_inverts_the_distribution_in_order_of_falling_probability(uniform, token):
-    found = one(law(0.3, 0.5, 0.2), temperature=1.0, uniform=uniform)
-    assert found.tokens.tolist() == [token]
-    assert found.confidence.item() == pytest.approx([0.3, 0.5, 0.2][token], abs=1e-6)
+@pytest.mark.parametrize("top_p, order", [(1.0, [0, 1, 2]), (0.9999, [1, 0, 2])])
+def test_drawing_inverts_the_distribution(top_p, order):
+    """In order of the ids, or of falling probability where a top-p set has to be found."""
+    chances = [0.3, 0.5, 0.2]
+    edges = torch.tensor([0.0, *(chances[token] for token in order)]).cumsum(0)
+    for token, low, high in zip(order, edges, edges[1:], strict=False):
+        for uniform in (low + 1e-3, high - 1e-3):
+            found = one(law(*chances), 1.0, top_p, float(uniform))
+            assert found.tokens.tolist() == [token]
+            assert found.confidence.item() == pytest.approx(chances[token], abs=1e-6)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24])
+@pytest.mark.parametrize("top_p", [1.0, 0.9999])
+def test_impossible_tokens_are_not_drawn_at_the_edges(uniform, top_p):
+    impossible_first = law(0.0, 0.5, 0.5)
+    assert one(impossible_first, 1.0, top_p, uniform).tokens.item() in (1, 2)
+
+
+@pytest.mark.parametrize("vocab", [8, 256, 257, 1000])
+def test_the_largest_is_the_first_largest_of_any_vocabulary(vocab):
+    logits = torch.randint(0, 40, (64, vocab), generator=torch.Generator().manual_seed(0)).float()
+    without = logits.clone()
+    without[:, MASK] = -1
+    found = one(logits)
+    assert torch.equal(found.tokens, without.argmax(-1)) and found.confidence.shape == (64,)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 5.0])
+def test_top_p_of_a_large_vocabulary_is_the_set_by_definition(spread):
+    """Sets of more than a chunk, and of less."""
+    logits = torch.randn(4, 2000, generator=torch.Generator().manual_seed(1)) * spread
+    logits[:, MASK] = -torch.inf
+    chance, ids = logits.softmax(-1).sort(descending=True, stable=True)
+    size = int((chance[0].cumsum(0) <= 0.5).sum()) + 1
+    found = one(logits[:1].expand(400, -1), 1.0, 0.5, 0.5)
+    share = chance[0, :size] / chance[0, :size].sum()
+    middle = int((share.cumsum(0) <= 0.5).sum())
+    assert abs(int((ids[0] == found.tokens[0]).nonzero()) - middle) <= 1
+    assert found.confidence[0].item() == pytest.approx(share[middle].item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("top_p, share", [(0.4, [1.0]), (0.6, [0.625, 0.375]), (0.85, [0.5, 0.3, 0.2])])

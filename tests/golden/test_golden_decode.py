@@ -7,10 +7,10 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tiny import official_checkpoint
 
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine, Request
+from unmask.model.checkpoint import load_checkpoint
 from unmask.model.universal import UniversalBackbone
 
 FOLDER = Path(os.environ.get("GOLDEN_DIR", Path(__file__).parent))
@@ -19,14 +19,15 @@ MASK = 511
 
 
 @cache
-def backbone(name: str) -> UniversalBackbone:
-    return UniversalBackbone(official_checkpoint(FOLDER / name), mask_id=MASK)
+def engine_parts(name: str) -> tuple[UniversalBackbone, BlockSpec]:
+    loaded = load_checkpoint(FOLDER / name, mask_id=MASK)
+    assert loaded.spec is not None and (loaded.spec.context, loaded.spec.block_size) == ("block", 32)
+    return UniversalBackbone(loaded.model, mask_id=MASK), loaded.spec
 
 
 def decode(traces: list[dict], batch_size: int) -> None:
     """Decode the traces, all of one checkpoint, and compare each with what the reference wrote and spent."""
-    spec = BlockSpec(block_size=32, sub_block_size=8, mask_id=MASK)
-    engine = Engine(backbone(traces[0]["checkpoint"]), spec, batch_size=batch_size)
+    engine = Engine(*engine_parts(traces[0]["checkpoint"]), batch_size=batch_size)
     answers = engine.generate([
         Request(trace["prompt_ids"], Decoding(
             mode="threshold", threshold=trace["threshold"], block_size=trace["block_size"],
