@@ -266,6 +266,18 @@ def test_adapting_through_the_command_line_and_decoding_the_result(cli, plain, t
     assert ar["token_ids"] == base["token_ids"]
 
 
+def test_the_papers_form_through_the_command_line(cli, plain, tmp_path):
+    row = {"prompt": "ab", "completion": "cd" * 9}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "r.toml").write_text(f'base = "{plain}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\n')
+    code, _, err = cli("adapt", tmp_path / "r.toml", "--method", "full", "--steps", 2, "--block-size", 16)
+    assert code == 0, err
+    words = ("generate", "--model", tmp_path / "run" / "model", "--prompt", "ab", "--raw", "--max-new-tokens", 20)
+    row = json.loads(cli(*words, "--json")[1])
+    assert row["mode"] == "threshold" and row["finish_reason"] in ("stop", "length")
+    fails(cli(*words, "--mode", "verified"), "context 'causal'")
+
+
 def test_doctor_tells_about_machine_and_model(cli, causal):
     code, out, err = cli("doctor", "--model", causal)
     assert (code, err) == (0, "")

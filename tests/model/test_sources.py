@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import gguf
 import pytest
 import torch
 
+import unmask
 from unmask.errors import CheckpointError
 from unmask.model import sources
 from unmask.model.checkpoint import load_checkpoint
@@ -15,6 +17,15 @@ from unmask.model.checkpoint import load_checkpoint
 @pytest.fixture(autouse=True)
 def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "home"))
+
+
+def test_demo_is_the_adapter_inside_the_package(monkeypatch, tmp_path):
+    assert sources.DEMO == Path(unmask.__file__).parent / "assets" / "demo"
+    monkeypatch.setattr(sources, "DEMO", tmp_path)
+    with pytest.raises(CheckpointError, match="demo adapter is missing from this installation"):
+        sources.locate("demo")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert sources.locate("demo") == tmp_path
 
 
 @pytest.mark.parametrize("ref", ["./nothing", "/no/such/directory", "a/b/c", "nothing.gguf"])
