@@ -52,7 +52,7 @@ class Model:
             settings = dataclasses.replace(settings, mode="ar")
         if self.checkpoint.spec is None and settings.mode != "ar":
             raise RequestError(
-                f"{self.checkpoint.ref} is a plain autoregressive model, so mode {settings.mode} would write noise; "
+                f"mode {settings.mode} would write noise: {self.checkpoint.ref} is a plain autoregressive model; "
                 "use mode ar, or adapt it first (unmask adapt)", field="mode", value=settings.mode,
             )
         return Request(prompt_ids=self.encode(prompt, raw), decoding=settings)

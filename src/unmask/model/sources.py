@@ -122,5 +122,5 @@ def _hub(ref: str) -> Path:
     except HFValidationError as e:
         raise CheckpointError(f"'{ref}' is neither a directory nor the name of a hub model: {e}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
-        why = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why[:160]}") from None
+        why = (str(e).strip() or type(e).__name__).splitlines()[0].partition(". ")[0][:160]
+        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why}") from None
