@@ -109,9 +109,9 @@ class StreamBatch:
     ar_target: Tensor
 
     def to(self, device: torch.device) -> "StreamBatch":
-        move = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         streams = Streams(*(getattr(self.streams, name).to(device) for name in Streams.__dataclass_fields__))
-        return StreamBatch(**{**move, "streams": streams, "clean": self.clean})
+        return StreamBatch(self.ids.to(device), self.masked.to(device), streams, self.clean, self.source.to(device),
+                           self.target.to(device), self.ar_source.to(device), self.ar_target.to(device))
 
 
 def collate(rows: list[NoisyRow], pad_id: int = 0) -> StreamBatch:
