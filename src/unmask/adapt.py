@@ -93,7 +93,7 @@ def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: 
     forwards = [collate(part) for part in mine if part]
     counts = torch.tensor([sum(len(f.target) for f in forwards), sum(len(f.ar_target) for f in forwards)],
                           device=accelerator.device)
-    labels, following = (max(1, int(n)) for n in accelerator.reduce(counts, "sum"))
+    labels, following = (int(n) for n in accelerator.reduce(counts, "sum"))
     losses = torch.zeros(2, device=accelerator.device)
     learning_rate = _set_learning_rate(optimizer, recipe, step)
     for forward in forwards:
@@ -108,14 +108,18 @@ def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: 
     norm = float(accelerator.clip_grad_norm_(model.parameters(), recipe.clip))
     optimizer.step()
     optimizer.zero_grad()
-    return Progress(step, recipe.steps, epoch, total / labels, ar / following if recipe.ar_weight else None, labels,
-                    sum(map(len, window)), norm, learning_rate, time.perf_counter() - started)
+    return Progress(step, recipe.steps, epoch, total / max(1, labels),
+                    ar / max(1, following) if recipe.ar_weight else None, labels, sum(map(len, window)), norm,
+                    learning_rate, time.perf_counter() - started)
 
 
 def _backward(accelerator: Any, model: Any, batch: StreamBatch, labels: int, following: int, recipe: Adapt) -> torch.Tensor:
-    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums."""
+    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums.
+
+    A forward, or a whole step, without a masked label adds zero.
+    """
     losses = model(batch)
-    loss = losses[0] / labels + recipe.ar_weight * losses[1] / following
+    loss = losses[0] / max(1, labels) + recipe.ar_weight * losses[1] / max(1, following)
     accelerator.backward(loss * accelerator.num_processes)  # gradients are averaged over processes
     return losses.detach()
 

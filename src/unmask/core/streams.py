@@ -115,9 +115,12 @@ class StreamBatch:
 
 
 def collate(rows: list[NoisyRow], pad_id: int = 0) -> StreamBatch:
-    """Pad rows to one width each for the clean and the noisy part; padding belongs to NOBODY."""
+    """Pad rows to one width each for the clean and the noisy part; padding belongs to NOBODY.
+
+    Where nothing is masked, the noisy part is one slot of padding: networks cannot be fed no token at all.
+    """
     clean = max(row.clean for row in rows)
-    noisy = max(len(row.ids) - row.clean for row in rows)
+    noisy = max(1, *(len(row.ids) - row.clean for row in rows))
     width = clean + noisy
     ids = torch.full((len(rows), width), pad_id)
     masked = torch.zeros(len(rows), width, dtype=torch.bool)

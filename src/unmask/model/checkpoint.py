@@ -19,6 +19,7 @@ from unmask.model import adapters
 from unmask.model.files import inspect_weights, read_json, replacing
 from unmask.model.hf import OFFICIAL, load_model, load_tokenizer, read_config
 from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
+from unmask.model.quiet import quiet
 from unmask.model.sources import locate, sha256, source_digest
 
 DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,7 +93,7 @@ def save_full(
 
     dtype: the type on disk (None keeps the model's), so that float32 master weights of a bf16 model come back bf16.
     """
-    with replacing(Path(directory)) as fresh:
+    with replacing(Path(directory)) as fresh, quiet():
         model.save_pretrained(fresh, state_dict=_as_dtype(model.state_dict(), dtype or model.dtype))
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
