@@ -5,6 +5,7 @@ Noise and row order depend on (seed, epoch, row) alone, so a resumed run draws w
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -63,12 +64,12 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     with interruptible() as interrupted:
         for step in range(done + 1, recipe.steps + 1):
             progress = _step(accelerator, model, learner, optimizer, rows.rows, recipe, step, interrupted)
+            if progress is not None and accelerator.is_main_process:
+                _log(output, progress)  # before the state, so that no state is ahead of its log
             if progress is None or step % recipe.save_every == 0 or step == recipe.steps:
                 _save(accelerator, output, learner, optimizer, step - (progress is None))
             if progress is None:
                 raise KeyboardInterrupt(f"stopped after step {step - 1} of {recipe.steps}; continue with --resume")
-            if accelerator.is_main_process:
-                _log(output, progress)
             yield progress
     if accelerator.is_main_process:
         learner.save(output / "model")
@@ -92,7 +93,7 @@ def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: 
     forwards = [collate(part) for part in mine if part]
     counts = torch.tensor([sum(len(f.target) for f in forwards), sum(len(f.ar_target) for f in forwards)],
                           device=accelerator.device)
-    labels, following = (max(1, int(n)) for n in accelerator.reduce(counts, "sum"))
+    labels, following = (int(n) for n in accelerator.reduce(counts, "sum"))
     losses = torch.zeros(2, device=accelerator.device)
     learning_rate = _set_learning_rate(optimizer, recipe, step)
     for forward in forwards:
@@ -107,14 +108,18 @@ def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: 
     norm = float(accelerator.clip_grad_norm_(model.parameters(), recipe.clip))
     optimizer.step()
     optimizer.zero_grad()
-    return Progress(step, recipe.steps, epoch, total / labels, ar / following if recipe.ar_weight else None, labels,
-                    sum(map(len, window)), norm, learning_rate, time.perf_counter() - started)
+    return Progress(step, recipe.steps, epoch, total / max(1, labels),
+                    ar / max(1, following) if recipe.ar_weight else None, labels, sum(map(len, window)), norm,
+                    learning_rate, time.perf_counter() - started)
 
 
 def _backward(accelerator: Any, model: Any, batch: StreamBatch, labels: int, following: int, recipe: Adapt) -> torch.Tensor:
-    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums."""
+    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums.
+
+    A forward, or a whole step, without a masked label adds zero.
+    """
     losses = model(batch)
-    loss = losses[0] / labels + recipe.ar_weight * losses[1] / following
+    loss = losses[0] / max(1, labels) + recipe.ar_weight * losses[1] / max(1, following)
     accelerator.backward(loss * accelerator.num_processes)  # gradients are averaged over processes
     return losses.detach()
 
@@ -162,19 +167,32 @@ def _refuse_overwriting(output: Path, recipe: Adapt, resume: bool) -> None:
 
 def _start_output(output: Path, recipe: Adapt, rows: Rows, done: int) -> None:
     """Write the resolved recipe and the row counts; drop log lines of steps that are done again."""
-    try:
+    with _writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        (output / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
-        (output / "rows.json").write_text(json.dumps(rows.counts, indent=2) + "\n", encoding="utf-8")
         log = output / "log.jsonl"
         kept = log.read_text(encoding="utf-8").splitlines()[:done] if log.is_file() else []
-        log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        _replace(output / "recipe.json", json.dumps(asdict(recipe), indent=2) + "\n")
+        _replace(output / "rows.json", json.dumps(rows.counts, indent=2) + "\n")
+        _replace(log, "".join(line + "\n" for line in kept))
+
+
+def _replace(file: Path, text: str) -> None:
+    """A process that is killed here leaves the old text or the new one."""
+    fresh = file.with_name(f".{file.name}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, file)
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise CheckpointError(f"cannot write to {output}: {error.strerror}") from None
+        raise CheckpointError(f"cannot write to {output}: {error.strerror}; the last saved state is untouched") from None
 
 
 def _log(output: Path, progress: Progress) -> None:
-    with (output / "log.jsonl").open("a", encoding="utf-8") as file:
+    with _writing(output), (output / "log.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(progress)) + "\n")
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.noise import seeded
-from unmask.errors import DataError
+from unmask.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,18 @@ def load_rows(paths: list[str], tokenizer: Any, *, max_length: int, truncation: 
     """Read and encode JSONL files. A malformed row is an error with file and line; one without a label is dropped.
 
     truncation: "keep" cuts a long row (its cut end is not learned as an end), "drop" leaves it out.
+    Raises DataError, also where no row is left, and ConfigError for a base that cannot be trained on text.
     """
+    if tokenizer is None or not stop_ids:
+        lacking = "tokenizer, so text cannot become tokens" if tokenizer is None else "end token, so answers cannot end"
+        raise ConfigError(f"the base has no {lacking}; add it to the base's directory")
     result = Rows()
     for path in paths:
         for line, record in read_jsonl(path):
             try:
                 ids, labelled = encode(record, tokenizer, stop_ids)
             except DataError as error:
-                raise DataError(str(error), file=path, line=line) from None
+                raise DataError(error.problem, file=path, line=line, field=error.field) from None
             _keep(result, ids, labelled, max_length, truncation)
     if not result.rows:
         raise DataError(f"no row with an answer is left of {', '.join(map(str, paths))} ({_listed(result.counts)}); "
@@ -103,6 +107,8 @@ def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) ->
         pieces = plain_pieces(record, tokenizer, stop_ids)
     else:
         raise DataError(f"has neither 'messages' nor 'prompt' and 'completion', only {sorted(record)}")
+    if not isinstance(record.get("ended", True), bool):
+        raise DataError("must be true or false", field="ended")
     if record.get("ended") is False:
         pieces[-1] = (pieces[-1][0][:-1], True)
     ids = [token for tokens, _ in pieces for token in tokens]
@@ -144,8 +150,8 @@ def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pie
                         "answers cannot be told from the rest")
     pieces: Pieces = []
     given = parts[0] + header
-    for part in parts[1:]:
-        answer, given_next = _cut_end(part, tokenizer, stop_ids, last=part is parts[-1])
+    for number, part in enumerate(parts[1:], start=1):
+        answer, given_next = _cut_end(part, tokenizer, stop_ids, last=number == answers)
         pieces.append((tokenizer(given, add_special_tokens=False).input_ids, False))
         pieces.append((answer, True))
         given = given_next + header
@@ -165,14 +171,19 @@ def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -
 
 
 def _marks(tokenizer: Any, stop_ids: tuple[int, ...]) -> list[tuple[int, str]]:
-    return [(token, tokenizer.convert_ids_to_tokens(token)) for token in stop_ids]
+    """The end tokens as they stand in rendered text; a configuration may name one that the tokenizer does not have."""
+    named = ((token, tokenizer.convert_ids_to_tokens(token)) for token in stop_ids)
+    return [(token, mark) for token, mark in named if mark]
 
 
 def _render(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> str:
+    if not tokenizer.chat_template:
+        raise DataError("the base has no chat template; give rows of 'prompt' and 'completion'", field="messages")
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # a template is a program of the model's makers and may raise anything
-        raise DataError(f"the chat template cannot render it ({error})", field="messages") from None
+        reason = " ".join(str(error).split())
+        raise DataError(f"the chat template cannot render it ({reason})", field="messages") from None
 
 
 def _header(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
@@ -203,6 +214,8 @@ def _refuse_special(text: str, tokenizer: Any, name: str) -> None:
     for mark in sorted({token.content for token in tokenizer.added_tokens_decoder.values() if token.special}):
         if mark in text:
             raise DataError(f"holds the control token {mark!r} as text; remove it", field=name)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise DataError("holds half of a surrogate pair, which is not a character; remove it", field=name)
 
 
 def batches(rows: list[Row], size: int, *, seed: int, epoch: int) -> list[list[int]]:

@@ -42,7 +42,7 @@ class DataError(UnmaskError):
             )
         )
         super().__init__(f"{where.lstrip(', ')}: {problem}" if where else problem)
-        self.file, self.line, self.field = file, line, field
+        self.problem, self.file, self.line, self.field = problem, file, line, field
 
 
 class RequestError(UnmaskError):

@@ -5,6 +5,8 @@ renderings of the same rule. True means "may attend".
 """
 
 from dataclasses import dataclass
+from typing import Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +45,7 @@ class Streams:
     position: Tensor
     document: Tensor
 
-    def __getitem__(self, at: object) -> "Streams":
+    def __getitem__(self, at: Any) -> "Streams":
         return Streams(self.stream[at], self.start[at], self.position[at], self.document[at])
 
     def cat(self, other: "Streams") -> "Streams":

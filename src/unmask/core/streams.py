@@ -109,15 +109,18 @@ class StreamBatch:
     ar_target: Tensor
 
     def to(self, device: torch.device) -> "StreamBatch":
-        move = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         streams = Streams(*(getattr(self.streams, name).to(device) for name in Streams.__dataclass_fields__))
-        return StreamBatch(**{**move, "streams": streams, "clean": self.clean})
+        return StreamBatch(self.ids.to(device), self.masked.to(device), streams, self.clean, self.source.to(device),
+                           self.target.to(device), self.ar_source.to(device), self.ar_target.to(device))
 
 
 def collate(rows: list[NoisyRow], pad_id: int = 0) -> StreamBatch:
-    """Pad rows to one width each for the clean and the noisy part; padding belongs to NOBODY."""
+    """Pad rows to one width each for the clean and the noisy part; padding belongs to NOBODY.
+
+    Where nothing is masked, the noisy part is one slot of padding: networks cannot be fed no token at all.
+    """
     clean = max(row.clean for row in rows)
-    noisy = max(len(row.ids) - row.clean for row in rows)
+    noisy = max(1, *(len(row.ids) - row.clean for row in rows))
     width = clean + noisy
     ids = torch.full((len(rows), width), pad_id)
     masked = torch.zeros(len(rows), width, dtype=torch.bool)

@@ -93,7 +93,7 @@ def save_full(
 
     dtype: the type on disk (None keeps the model's), so that float32 master weights of a bf16 model come back bf16.
     """
-    with quiet(), replacing(Path(directory)) as fresh:
+    with replacing(Path(directory)) as fresh, quiet():
         model.save_pretrained(fresh, state_dict=_as_dtype(model.state_dict(), dtype or model.dtype))
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
@@ -130,8 +130,7 @@ def _load_full(
     tokenizer = load_tokenizer(path, config)
     spec = read_spec(path, config, tokenizer, mask_id)
     model = load_model(path, config, model_class, dtype, device)
-    declared = declared_stops(model.config, tokenizer, model.generation_config)
-    stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
+    stops = set(declared_stops(model.config, tokenizer, model.generation_config)) | set(spec.stop_ids if spec else ())
     return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
 
 

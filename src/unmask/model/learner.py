@@ -1,5 +1,6 @@
 """What is trained: a base with its mask token and, for a low-rank recipe, adapters on all linear layers."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ class Learner(nn.Module):
         self.recipe = recipe
         self.base_ref = recipe.base
         loaded = checkpoint.load_checkpoint(recipe.base)
-        if loaded.draft_model is not None:
+        if adapters.is_adapter(loaded.path):
             raise ConfigError(f"base is '{recipe.base}', an adapter; give its base, and the adapter as start_from")
         self.own_dtype, self.tokenizer = loaded.dtype, loaded.tokenizer
         loaded.model.float()
-        mask_id = prepare_mask(loaded.model, loaded.tokenizer, recipe.mask_id or (loaded.spec and loaded.spec.mask_id))
+        stated = loaded.spec.mask_id if loaded.spec is not None and recipe.mask_id is None else recipe.mask_id
+        mask_id = prepare_mask(loaded.model, loaded.tokenizer, stated)
         self.spec = BlockSpec(
             block_size=recipe.block_size, sub_block_size=recipe.sub_block_size, mask_id=mask_id,
             stop_ids=loaded.stop_ids, context=recipe.context, adapter_scope=recipe.adapter_scope,
@@ -48,9 +50,10 @@ class Learner(nn.Module):
 
         recipe, embedding = self.recipe, self.model.get_input_embeddings().weight
         torch.manual_seed(recipe.seed)
-        self.peft = get_peft_model(
-            self.model, LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0)
-        )
+        with warnings.catch_warnings():  # peft asks transformers by the old name
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            self.peft = get_peft_model(self.model, LoraConfig(
+                r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0))
         self.mask_vector = nn.Parameter(embedding.detach().mean(dim=0))
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
@@ -58,12 +61,15 @@ class Learner(nn.Module):
     def _continue_from(self, directory: Path) -> None:
         from peft import set_peft_model_state_dict
 
-        start = adapters.read_adapter(directory)
+        start, recipe = adapters.read_adapter(directory), self.recipe
         rank = next(iter(start.pairs.values()))[0].shape[0]
-        if rank != self.recipe.rank:
-            raise ConfigError(f"start_from {directory} has rank {rank}, the recipe {self.recipe.rank}; use the same")
-        set_peft_model_state_dict(self.peft, {name: t.float() for name, t in adapters.read_tensors(
-            directory / adapters.WEIGHTS).items()})
+        if rank != recipe.rank or start.scale != recipe.alpha / recipe.rank:
+            raise ConfigError(f"start_from {directory} has rank {rank} and alpha {start.scale * rank:g}, the recipe "
+                              f"{recipe.rank} and {recipe.alpha:g}; use the same")
+        tensors = adapters.read_tensors(directory / adapters.WEIGHTS)
+        if odd := sorted(set(tensors) ^ set(adapters.peft_state(self.peft)[0])):
+            raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} (weight {odd[0]})")
+        set_peft_model_state_dict(self.peft, {name: t.float() for name, t in tensors.items()})
         if start.mask_vector is not None:
             assert self.mask_vector is not None
             self.mask_vector.data.copy_(start.mask_vector)

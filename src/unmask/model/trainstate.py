@@ -22,8 +22,15 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def save_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW, about: dict[str, Any]) -> Path:
-    """Write `output/state-<step>`; older states go when it is complete. `about` must hold the number of steps done."""
+    """Write `output/state-<step>`; older states go when it is complete. `about` must hold the number of steps done.
+
+    A state of that step that is there already is this one. What a killed save left behind is removed.
+    """
     directory = output / f"state-{about['step']:07d}"
+    if directory in states(output):
+        return directory
+    for left in output.glob(".*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
     parameters = learner.trainable()
     with replacing(directory) as fresh:
         save_file({name: p.detach().cpu().contiguous() for name, p in parameters.items()}, fresh / "weights.safetensors")

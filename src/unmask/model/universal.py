@@ -26,7 +26,7 @@ class UniversalBackbone:
 
     name = "universal"
 
-    def __init__(self, model: nn.Module, draft_model: nn.Module | None = None, *, mask_id: int,
+    def __init__(self, model: Any, draft_model: Any | None = None, *, mask_id: int,
                  mask_vector: Tensor | None = None) -> None:
         self.model, self.draft_model = model, draft_model or model
         self.mask_id, self.mask_vector = mask_id, mask_vector
@@ -83,7 +83,7 @@ def check_windows(windows: dict[str, int | None], takes_mapping: bool, family: s
             "window; use a family whose network picks its mask by layer type (Gemma 3, Qwen 2 and 3)")
 
 
-def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
+def embed(model: Any, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
     """Float [row, token, hidden]: the model's embedding of tokens [row, token], the mask's where `masked`."""
     embedded = model.get_input_embeddings()(torch.where(masked, mask_id, tokens))
     if mask_vector is None:
@@ -91,7 +91,7 @@ def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_v
     return torch.where(masked[..., None], mask_vector.to(embedded.dtype), embedded)
 
 
-def decoder(model: nn.Module, embedded: Tensor, positions: Tensor, masks: dict[str, Tensor], cache: object) -> Tensor:
+def decoder(model: Any, embedded: Tensor, positions: Tensor, masks: dict[str, Tensor], cache: object) -> Tensor:
     """Last hidden state [row, token, hidden]. The one call into a transformers network.
 
     masks: Bool [row, 1, query, key] by layer type. The name of the cache argument changed in transformers 5.2x.
@@ -106,7 +106,7 @@ def decoder(model: nn.Module, embedded: Tensor, positions: Tensor, masks: dict[s
     return out.last_hidden_state
 
 
-def head(model: nn.Module, hidden: Tensor) -> Tensor:
+def head(model: Any, hidden: Tensor) -> Tensor:
     """Logits [token, vocab] of hidden [token, hidden], soft-capped where the family caps them."""
     logits = model.get_output_embeddings()(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
