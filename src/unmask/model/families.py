@@ -70,8 +70,10 @@ def _rope(config: Any) -> str | None:
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
             if config.max_position_embeddings > original:
-                return (f"rope scaling 'longrope' changes its frequencies beyond {original} positions, so cached keys "
-                        f"would be wrong; max_position_embeddings {original} in its config.json avoids that")
+                return (
+                    f"rope scaling 'longrope' changes its frequencies beyond {original} positions, so cached keys "
+                    f"would be wrong; max_position_embeddings {original} in its config.json avoids that"
+                )
     return None
 
 

