@@ -8,7 +8,6 @@ the autoregressive mode.
 import json
 import os
 import platform
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -202,18 +201,31 @@ def _figures(totals: dict[str, Total], answered: list[Answered], peer: tuple[flo
     return figures
 
 
+COLUMNS = ("mode", "tokens", "forwards", "tok/forward", "tok/s", "vs ar", "same as ar", "repeated", "length")
+
+
 def _table(totals: dict[str, Total], figures: dict[str, float]) -> str:
-    head = f"{'mode':<15}{'tokens':>8}{'forwards':>10}{'tok/forward':>13}{'tok/s':>8}{'vs ar':>8}{'= ar':>8}{'rep. 4-grams':>14}{'length':>8}"
+    """The figures as text. "repeated" is the share of 4-grams that occurred before in their own text."""
     rows = [
-        f"{name:<15}{t.tokens:>8}{t.forwards:>10}{t.tokens_per_forward:>13.2f}{t.tokens_per_second:>8.1f}"
-        f"{figures[f'{name}_vs_ar']:>7.2f}x{t.equal_to_ar:>5}/{figures['prompts']:<2.0f}{t.repeated_4grams:>13.1%}{t.mean_length:>8.1f}"
-        for name, t in totals.items()
+        (
+            name,
+            f"{total.tokens}",
+            f"{total.forwards}",
+            f"{total.tokens_per_forward:.2f}",
+            f"{total.tokens_per_second:.1f}",
+            f"{figures[f'{name}_vs_ar']:.2f}x",
+            f"{total.equal_to_ar}/{figures['prompts']:.0f}",
+            f"{total.repeated_4grams:.1%}",
+            f"{total.mean_length:.1f}",
+        )
+        for name, total in totals.items()
     ]
+    lines = [f"{row[0]:<15}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in (COLUMNS, *rows)]
     peer = (
-        f"ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
+        "ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
         f"{figures['ar_vs_transformers']:.2f}x"
     )
-    return "\n".join([head, "-" * len(head), *rows, peer])
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], peer])
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
@@ -231,13 +243,23 @@ def _about(model: Model) -> str:
 def machine() -> dict[str, Any]:
     """What a figure was measured on."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _processor() -> str:
+    """The processor's name; Python leaves it empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
@@ -246,7 +268,3 @@ def _write(path: Path, report: dict[str, Any]) -> None:
         path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
