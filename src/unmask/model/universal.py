@@ -48,7 +48,7 @@ class UniversalBackbone:
         packed = {name: tensor.to(self.device) for name, tensor in pack(feeds, spare=cache.capacity).items()}
         width = int(packed["ends"].max())
         everyone = rows == list(range(cache.rows))
-        cache.plan = Plan(None if everyone else torch.tensor(rows, device=self.device), packed["slots"], width)
+        cache.plan = Plan(torch.tensor(rows, device=self.device), everyone, packed["slots"], width)
         hidden = decoder(
             model,
             embed(model, packed["tokens"], packed["masked"], self.mask_id, self.mask_vector),
