@@ -31,8 +31,8 @@ QWEN3 = (  # keeps the reasoning of the last answer only, and then always shows 
     "{% if m.role == 'assistant' and '</think>' in text %}"
     "{% set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
     "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
-    "{{ text }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ text }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"

@@ -14,7 +14,7 @@ from unmask.core.streams import Draw, NoisyRow, extend
 
 def reference_rows(ids: Tensor, labelled: Tensor, draws: list[Draw], *, block_size: int, mask_id: int, causal: bool,
                    complementary: bool = True) -> list[NoisyRow]:
-    """One row per view of each draw. Arguments as for `noisy_row`; there is no next-token loss (its labels are empty)."""
+    """One row per view of each draw. Arguments as for `noisy_row`; the labels of the next-token loss are empty."""
     rows, nothing = [], ids.new_zeros(0)
     for draw in draws:
         full, start, maskable = extend(ids, labelled, draw, block_size, causal)
