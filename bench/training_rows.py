@@ -100,8 +100,18 @@ def make_cases(args: argparse.Namespace) -> tuple[dict[tuple[str, str], Case], l
     cases: dict[tuple[str, str], Case] = {}
     rows: list[Row] = []
     for form, fields in FORMS.items():
-        learner = Learner(Adapt(base=args.model, data=(), output="", rank=args.rank, block_size=args.block_size,
-                                sub_block_size=args.block_size, seed=args.seed, **fields)).to(args.device)
+        learner = Learner(
+            Adapt(
+                base=args.model,
+                data=(),
+                output="",
+                rank=args.rank,
+                block_size=args.block_size,
+                sub_block_size=args.block_size,
+                seed=args.seed,
+                **fields,
+            )
+        ).to(args.device)
         stir(learner, args.seed)
         rows = rows or read_rows(args, learner)
         for layout, batch in lay_out(rows, learner, args).items():
@@ -118,13 +128,16 @@ def stir(learner: Learner, seed: int) -> None:
 
 def read_rows(args: argparse.Namespace, learner: Learner) -> list[Row]:
     if args.data:
-        found = load_rows(args.data, learner.tokenizer, max_length=args.length, truncation="keep",
-                          stop_ids=learner.spec.stop_ids).rows
+        found = load_rows(
+            args.data, learner.tokenizer, max_length=args.length, truncation="keep", stop_ids=learner.spec.stop_ids
+        ).rows
         return [found[n] for n in torch.randperm(len(found), generator=seeded("rows", args.seed))[: args.rows].tolist()]
     top = learner.model.get_input_embeddings().weight.shape[0]
     labelled = torch.arange(args.length) >= args.length - args.answer
-    return [Row(torch.randint(0, top, (args.length,), generator=seeded("rows", args.seed, n)), labelled)
-            for n in range(args.rows)]
+    return [
+        Row(torch.randint(0, top, (args.length,), generator=seeded("rows", args.seed, n)), labelled)
+        for n in range(args.rows)
+    ]
 
 
 def lay_out(rows: list[Row], learner: Learner, args: argparse.Namespace) -> dict[str, StreamBatch]:
@@ -159,7 +172,9 @@ def measure(cases: list[Case], rounds: int, device: str) -> None:
                 case.seconds.append(time.perf_counter() - began)
 
 
-def show(cases: dict[tuple[str, str], Case], rows: int, differences: dict[str, float], settings: dict[str, Any]) -> None:
+def show(
+    cases: dict[tuple[str, str], Case], rows: int, differences: dict[str, float], settings: dict[str, Any]
+) -> None:
     """A table for people, then one JSON line."""
     print(f"{'form':<8}{'layout':<12}{'positions/row':>14}{'seconds':>10}{'rows/s':>10}")
     figures: dict[str, float] = {}
@@ -171,8 +186,17 @@ def show(cases: dict[tuple[str, str], Case], rows: int, differences: dict[str, f
         figures[f"train_rows_vs_reference_{form}"] = ratio(cases[form, "reference"], cases[form, "ours"])
     figures["train_rows_draft_vs_reference_block"] = ratio(cases["block", "reference"], cases["draft", "ours"])
     trainable = sum(p.numel() for p in cases["block", "ours"].learner.trainable().values())
-    print(json.dumps({"figures": figures, "gradient_difference": differences, "trainable_parameters": trainable,
-                      "threads": torch.get_num_threads(), "settings": settings}))
+    print(
+        json.dumps(
+            {
+                "figures": figures,
+                "gradient_difference": differences,
+                "trainable_parameters": trainable,
+                "threads": torch.get_num_threads(),
+                "settings": settings,
+            }
+        )
+    )
 
 
 def ratio(slow: Case, fast: Case) -> float:

@@ -23,14 +23,22 @@ def picture(mask: Tensor, rows: list[str], columns: list[str], colours: list[str
     cells = [
         f'<rect x="{MARGIN + k * CELL}" y="{MARGIN + q * CELL}" width="{CELL - 1}" height="{CELL - 1}" '
         f'fill="{INK[colours[k]] if mask[q, k] else INK["none"]}"/>'
-        for q in range(queries) for k in range(keys)
+        for q in range(queries)
+        for k in range(keys)
     ]
-    left = [f'<text x="{MARGIN - 5}" y="{MARGIN + q * CELL + 11}" text-anchor="end">{name}</text>' for q, name in enumerate(rows)]
-    top = [f'<text transform="translate({MARGIN + k * CELL + 11},{MARGIN - 5}) rotate(-90)">{name}</text>'
-           for k, name in enumerate(columns)]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'font-family="monospace" font-size="10"><rect width="100%" height="100%" fill="white"/>'
-            f'<text x="6" y="14" font-size="11">{title}</text>' + "".join(cells + left + top) + "</svg>\n")
+    left = [
+        f'<text x="{MARGIN - 5}" y="{MARGIN + q * CELL + 11}" text-anchor="end">{name}</text>'
+        for q, name in enumerate(rows)
+    ]
+    top = [
+        f'<text transform="translate({MARGIN + k * CELL + 11},{MARGIN - 5}) rotate(-90)">{name}</text>'
+        for k, name in enumerate(columns)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="monospace" font-size="10"><rect width="100%" height="100%" fill="white"/>'
+        f'<text x="6" y="14" font-size="11">{title}</text>' + "".join(cells + left + top) + "</svg>\n"
+    )
 
 
 def decoding(size: int = 4, prefix: int = 8) -> dict[str, str]:
@@ -40,14 +48,34 @@ def decoding(size: int = 4, prefix: int = 8) -> dict[str, str]:
     kinds = ["clean"] * prefix + ["noisy"] * size
     whole = torch.full_like(position, total)
     return {
-        "draft": picture(decoding_mask(whole, position, total)[0, 0], names[prefix:], names, kinds,
-                         "draft: the whole block, both ways"),
-        "sub-block": picture(decoding_mask(whole, position, total)[0, 0, :2], names[prefix : prefix + 2], names, kinds,
-                             "sub-block step: two slots"),
-        "commit-block": picture(decoding_mask(whole, position, total)[0, 0], names[prefix:], names, ["clean"] * total,
-                                "commit, context block"),
-        "commit-causal": picture(decoding_mask(position + 1, position, total)[0, 0], names[prefix:], names,
-                                 ["clean"] * total, "commit and check, context causal"),
+        "draft": picture(
+            decoding_mask(whole, position, total)[0, 0],
+            names[prefix:],
+            names,
+            kinds,
+            "draft: the whole block, both ways",
+        ),
+        "sub-block": picture(
+            decoding_mask(whole, position, total)[0, 0, :2],
+            names[prefix : prefix + 2],
+            names,
+            kinds,
+            "sub-block step: two slots",
+        ),
+        "commit-block": picture(
+            decoding_mask(whole, position, total)[0, 0],
+            names[prefix:],
+            names,
+            ["clean"] * total,
+            "commit, context block",
+        ),
+        "commit-causal": picture(
+            decoding_mask(position + 1, position, total)[0, 0],
+            names[prefix:],
+            names,
+            ["clean"] * total,
+            "commit and check, context causal",
+        ),
     }
 
 
@@ -58,8 +86,10 @@ def training(causal: bool, size: int = 4, length: int = 12) -> str:
     row = noisy_row(ids, labelled, [Draw(0, hit)], block_size=size, mask_id=0, causal=causal)
     batch = collate([row])
     mask = training_mask(batch.streams, batch.streams, causal)[0, 0]
-    names = [f"{'M' if m else 'x'}{p} view {s}" if s else f"x{p} clean"
-             for s, p, m in zip(row.streams.stream.tolist(), row.streams.position.tolist(), row.masked.tolist(), strict=True)]
+    names = [
+        f"{'M' if m else 'x'}{p} view {s}" if s else f"x{p} clean"
+        for s, p, m in zip(row.streams.stream.tolist(), row.streams.position.tolist(), row.masked.tolist(), strict=True)
+    ]
     kinds = ["noisy" if s else "clean" for s in row.streams.stream.tolist()]
     return picture(mask, names, names, kinds, f"training, context {'causal' if causal else 'block'}")
 

@@ -24,7 +24,8 @@ SHORT = "{% for m in messages %}<turn>{{ m.role[0] }}{{ m.content }}</turn>{% en
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    + ASK + "<|im_start|>assistant\n{% endif %}"
+    + ASK
+    + "<|im_start|>assistant\n{% endif %}"
 )
 QWEN3 = (  # keeps the reasoning of the last answer only, and then always shows a think part
     "{% for m in messages %}{% set text = m.content %}{% set thought = '' %}"
@@ -32,7 +33,8 @@ QWEN3 = (  # keeps the reasoning of the last answer only, and then always shows 
     "{% set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
     "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ text }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+    "{{ text }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
@@ -45,8 +47,10 @@ GEMMA = (
 )
 OPEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + ASK + "assistant: {% endif %}"
 SYSTEM_AND_TWO_TURNS = [
-    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of France?"},
-    {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "And of Italy?"},
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
     {"role": "assistant", "content": "Rome."},
 ]
 TWO_TURNS = SYSTEM_AND_TWO_TURNS[1:]
@@ -86,8 +90,9 @@ def texts(record, tokenizer):
 def load(tmp_path, records, tokenizer, *, max_length=512, truncation="keep"):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    return load_rows([str(file)], tokenizer, max_length=max_length, truncation=truncation,
-                     stop_ids=(tokenizer.eos_token_id,))
+    return load_rows(
+        [str(file)], tokenizer, max_length=max_length, truncation=truncation, stop_ids=(tokenizer.eos_token_id,)
+    )
 
 
 def test_o2_01_the_end_token_is_learned_though_it_is_also_the_padding(tmp_path):
@@ -95,8 +100,13 @@ def test_o2_01_the_end_token_is_learned_though_it_is_also_the_padding(tmp_path):
     rows = load(tmp_path, [chat("abc", "xyz"), chat("abc", "x" * 21)], tokenizer).rows
     assert [len(row.ids) for row in rows] == [12, 30]
     noise = [Draw(0, draw_noise(len(row.ids), 8, seeded(3), shift=False, full_share=0.0).hit) for row in rows]
-    batch = collate([noisy_row(row.ids, row.labelled, [draw], block_size=8, mask_id=MASK, causal=False)
-                     for row, draw in zip(rows, noise, strict=True)], pad_id=tokenizer.pad_token_id)
+    batch = collate(
+        [
+            noisy_row(row.ids, row.labelled, [draw], block_size=8, mask_id=MASK, causal=False)
+            for row, draw in zip(rows, noise, strict=True)
+        ],
+        pad_id=tokenizer.pad_token_id,
+    )
     for targets in (batch.target, batch.ar_target):
         assert sorted(targets.tolist()) == [*b"x" * 22, *b"yz", TURN_END, TURN_END]
     padding = (batch.streams.document < 0).flatten()
@@ -109,7 +119,9 @@ def test_o2_02_the_end_token_is_there_once():
     assert span == [*b"4", TURN_END] and ids == [*b"2+2=", *span]
     [span], ids = learned(chat("2+2", "4"), tokenizer)  # the template closes a turn with mark and newline
     assert span == [*b"4", TURN_END] and ids[-2:] == span
-    [span], ids = learned(chat("2+2", "4"), byte_tokenizer(template=OPEN, eos_token="<end>"))  # and this one with nothing
+    [span], ids = learned(
+        chat("2+2", "4"), byte_tokenizer(template=OPEN, eos_token="<end>")
+    )  # and this one with nothing
     assert span == [*b"4", 256] and ids == [*b"user: 2+2\nassistant: ", *span]
 
 
@@ -126,13 +138,18 @@ def test_o2_03_exactly_the_answers_and_their_ends_are_learned(family):
     assert texts({"messages": messages}, tokenizer) == [f"Paris.{end}", f"{think}Rome.{end}"]
 
 
-@pytest.mark.parametrize(("template", "message"), [
-    ("{% for m in messages %}{{ m.content }}</turn>{% endfor %}", "no generation prompt"),
-    ("{% for m in messages %}<turn>{{ m.content }}</turn>{% endfor %}" + ASK + "<turn>bot {% endif %}",
-     "shows 0 assistant turns for 1"),
-    (None, "no chat template"),
-    (GEMMA, "System role not supported"),
-])
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{{ m.content }}</turn>{% endfor %}", "no generation prompt"),
+        (
+            "{% for m in messages %}<turn>{{ m.content }}</turn>{% endfor %}" + ASK + "<turn>bot {% endif %}",
+            "shows 0 assistant turns for 1",
+        ),
+        (None, "no chat template"),
+        (GEMMA, "System role not supported"),
+    ],
+)
 def test_o2_03_a_template_that_does_not_tell_answers_apart_is_refused(template, message):
     record = {"messages": [{"role": "system", "content": "s"}, *chat("q", "a")["messages"]]}
     with pytest.raises(DataError, match=message):
@@ -144,7 +161,9 @@ def test_o2_04_a_row_that_loses_its_answer_is_dropped_and_counted(tmp_path):
     lost, good = chat("q" * 100, "abcd"), chat("q", "abcd")
     rows = load(tmp_path, [good, lost, good, good], tokenizer, max_length=64)
     assert dict(rows.counts) == {"kept": 3, "dropped: the answer begins after max_length 64": 1} and len(rows.rows) == 3
-    with pytest.raises(DataError, match="no row with an answer is left.*1 dropped: the answer begins after max_length 64"):
+    with pytest.raises(
+        DataError, match="no row with an answer is left.*1 dropped: the answer begins after max_length 64"
+    ):
         load(tmp_path, [lost], tokenizer, max_length=64)
     with pytest.raises(DataError, match="it is empty"):
         load(tmp_path, ["\n"], tokenizer)
@@ -194,8 +213,9 @@ def test_o2_07_an_answer_stands_behind_the_ids_that_serving_would_feed(family, s
         assert tokenizer.decode(ids).count("You are helpful.") == (system is None)
 
 
-@pytest.mark.parametrize("message", [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
-                                     {"role": "assistant"}])
+@pytest.mark.parametrize(
+    "message", [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}, {"role": "assistant"}]
+)
 def test_o2_08_a_turn_without_text_is_refused_with_its_row(tmp_path, message):
     record = chat("q", "a")
     record["messages"][1:1] = [message, {"role": "tool", "content": "42"}]
@@ -207,17 +227,28 @@ def test_o2_09_empty_and_repeated_turns_never_shift_the_roles(tmp_path):
     tokenizer = FAMILIES["qwen"]()
     assert texts(chat("", "hello"), tokenizer) == ["hello<|im_end|>"]
     assert texts(chat("hi", ""), tokenizer) == ["<|im_end|>"]
-    twice = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"},
-                          {"role": "assistant", "content": "c"}, {"role": "assistant", "content": ""},
-                          {"role": "assistant", "content": ""}, {"role": "user", "content": "d"}]}
+    twice = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": "c"},
+            {"role": "assistant", "content": ""},
+            {"role": "assistant", "content": ""},
+            {"role": "user", "content": "d"},
+        ]
+    }
     assert texts(twice, tokenizer) == ["c<|im_end|>", "<|im_end|>", "<|im_end|>"]
     assert texts({"messages": [{"role": "assistant", "content": "first"}]}, tokenizer) == ["first<|im_end|>"]
 
 
 def test_o2_10_labels_come_from_the_final_render():
     tokenizer = FAMILIES["qwen3"]()
-    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
-                {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "<think>\nadd again\n</think>\n\n4"}]
+    messages = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "<think>\nadd\n</think>\n\n2"},
+        {"role": "user", "content": "2+2"},
+        {"role": "assistant", "content": "<think>\nadd again\n</think>\n\n4"},
+    ]
     shown = texts({"messages": messages}, tokenizer)
     assert shown == ["2<|im_end|>", "<think>\nadd again\n</think>\n\n4<|im_end|>"]
     final = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -259,9 +290,14 @@ def test_o2_11_one_beginning_of_text_at_most(family):
     bos = tokenizer.bos_token_id
     if bos is not None:
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, bos)])
-    rows = [learned(chat("q", "a"), tokenizer)[1], learned({"prompt": "q", "completion": "a"}, tokenizer)[1],
-            render(tokenizer, "q"), render(tokenizer, "q", raw=True)]
+            single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, bos)]
+        )
+    rows = [
+        learned(chat("q", "a"), tokenizer)[1],
+        learned({"prompt": "q", "completion": "a"}, tokenizer)[1],
+        render(tokenizer, "q"),
+        render(tokenizer, "q", raw=True),
+    ]
     for ids in rows:
         assert ids.count(bos) == (bos is not None)
         assert bos is None or ids[0] == bos
@@ -272,13 +308,18 @@ def test_o2_12_characters_of_many_tokens_at_the_edges_of_an_answer(letter):
     tokenizer, answer = FAMILIES["qwen"](), f"{letter} yes {letter}"
     [span], ids = learned(chat(answer, answer), tokenizer)
     assert bytes(span[:-1]) == answer.encode() and span[-1] == tokenizer.eos_token_id
-    assert ids[-len(span):] == span
+    assert ids[-len(span) :] == span
 
 
-@pytest.mark.parametrize(("record", "field"), [
-    (chat("q", "a <mask> b"), "messages"), (chat("what is </turn>?", "a"), "messages"),
-    ({"prompt": "<turn>", "completion": "a"}, "prompt"), ({"prompt": "q", "completion": "a</turn>"}, "completion"),
-])
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (chat("q", "a <mask> b"), "messages"),
+        (chat("what is </turn>?", "a"), "messages"),
+        ({"prompt": "<turn>", "completion": "a"}, "prompt"),
+        ({"prompt": "q", "completion": "a</turn>"}, "completion"),
+    ],
+)
 def test_o2_13_control_tokens_as_text_are_refused(tmp_path, record, field):
     with pytest.raises(DataError, match=f"rows.jsonl, line 2, field '{field}': holds the control token"):
         load(tmp_path, [chat("q", "a"), record], byte_tokenizer(eos_token="</turn>"))
@@ -310,19 +351,22 @@ def test_o2_14_very_long_rows_end_the_epoch_soon(tmp_path):
 GOOD = json.dumps(chat("q", "a")) + "\n"
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ('{"messages": [\n', r"line 7: is not JSON \(Expecting value at column 15\)"),
-    ("[1]\n", "line 7: is a JSON list, not an object"),
-    ('{"text": "x"}\n', r"line 7: has neither 'messages' nor 'prompt' and 'completion', only \['text'\]"),
-    ('{"prompt": "x"}\n', "line 7, field 'completion': must be text"),
-    ('{"prompt": "x", "completion": ""}\n', "line 7, field 'completion': is empty: a row needs an answer"),
-    ('{"prompt": 3, "completion": "x"}\n', "line 7, field 'prompt': must be text"),
-    ('{"messages": []}\n', "line 7, field 'messages': must be a list of at least one message"),
-    ('{"messages": [{"content": "x"}]}\n', "line 7, field 'messages': message 1 has no 'role'"),
-    ('{"messages": [{"role": "user", "content": "x"}]}\n', "line 7, field 'messages': holds no assistant turn"),
-    ('{"prompt": "x", "completion": "\\ud800"}\n', "line 7, field 'completion': holds half of a surrogate pair"),
-    ('{"prompt": "x", "completion": "y", "ended": "no"}\n', "line 7, field 'ended': must be true or false"),
-])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"messages": [\n', r"line 7: is not JSON \(Expecting value at column 15\)"),
+        ("[1]\n", "line 7: is a JSON list, not an object"),
+        ('{"text": "x"}\n', r"line 7: has neither 'messages' nor 'prompt' and 'completion', only \['text'\]"),
+        ('{"prompt": "x"}\n', "line 7, field 'completion': must be text"),
+        ('{"prompt": "x", "completion": ""}\n', "line 7, field 'completion': is empty: a row needs an answer"),
+        ('{"prompt": 3, "completion": "x"}\n', "line 7, field 'prompt': must be text"),
+        ('{"messages": []}\n', "line 7, field 'messages': must be a list of at least one message"),
+        ('{"messages": [{"content": "x"}]}\n', "line 7, field 'messages': message 1 has no 'role'"),
+        ('{"messages": [{"role": "user", "content": "x"}]}\n', "line 7, field 'messages': holds no assistant turn"),
+        ('{"prompt": "x", "completion": "\\ud800"}\n', "line 7, field 'completion': holds half of a surrogate pair"),
+        ('{"prompt": "x", "completion": "y", "ended": "no"}\n', "line 7, field 'ended': must be true or false"),
+    ],
+)
 def test_a_malformed_row_is_named_by_file_line_and_field(tmp_path, line, message):
     with pytest.raises(DataError, match="rows.jsonl, " + message) as caught:
         load(tmp_path, [*[GOOD] * 5, "\n", line, GOOD], byte_tokenizer(eos_token="</turn>"))
@@ -337,7 +381,9 @@ def test_files_that_cannot_be_read(tmp_path):
         load_rows([str(tmp_path / "latin.jsonl")], byte_tokenizer(), max_length=9, truncation="keep", stop_ids=(1,))
 
 
-@pytest.mark.parametrize(("tokenizer", "stop_ids", "message"), [(None, (1,), "no tokenizer"), (object(), (), "no end token")])
+@pytest.mark.parametrize(
+    ("tokenizer", "stop_ids", "message"), [(None, (1,), "no tokenizer"), (object(), (), "no end token")]
+)
 def test_a_base_that_cannot_be_taught_answers_is_refused(tokenizer, stop_ids, message):
     with pytest.raises(ConfigError, match=message):
         load_rows(["rows.jsonl"], tokenizer, max_length=9, truncation="keep", stop_ids=stop_ids)
@@ -354,6 +400,8 @@ def test_batches_depend_on_seed_and_epoch_alone_and_group_similar_lengths():
     epochs = [batches(rows, 8, seed=1, epoch=epoch) for epoch in range(2)]
     for order in epochs:
         assert sorted(n for batch in order for n in batch) == list(range(203)) and {len(b) for b in order} <= {8, 3}
-    assert epochs[0] != epochs[1] and epochs[0] == batches(rows, 8, seed=1, epoch=0) != batches(rows, 8, seed=2, epoch=0)
+    assert epochs[0] != epochs[1] and epochs[0] == batches(rows, 8, seed=1, epoch=0) != batches(
+        rows, 8, seed=2, epoch=0
+    )
     spread = [max(len(rows[n].ids) for n in b) - min(len(rows[n].ids) for n in b) for b in epochs[0]]
     assert sum(spread) / len(spread) < 6  # 36 in random batches

@@ -48,13 +48,21 @@ def with_stop(found) -> list[int]:
 
 # --- against other decoders ---------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("context", SPECS)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 16, 17, 24])
 def test_o4_01_every_prompt_length_equals_the_decoder_without_cache(context, length):
     for tau, stops in ((0.9, ()), (0.3, (END, 26, 88))):
         slow = SlowDecoder(MODELS[0], block=8, sub=4, tau=tau, causal=context == "causal", stops=stops)
-        found = answer(prompt_of(length), SPECS[context], mode="threshold", threshold=tau, sub_block_cache=False,
-                       max_new_tokens=21, stop_ids=stops)
+        found = answer(
+            prompt_of(length),
+            SPECS[context],
+            mode="threshold",
+            threshold=tau,
+            sub_block_cache=False,
+            max_new_tokens=21,
+            stop_ids=stops,
+        )
         expected = slow.answer(prompt_of(length), 21)
         assert found.finish_reason == ("stop" if expected[-1] in stops else "length")
         assert found.token_ids == (expected[:-1] if expected[-1] in stops else expected)
@@ -84,9 +92,16 @@ def test_o4_01_the_first_decision_sees_the_whole_prompt(context, mode, length):
 
 def generated(model, prompt, limit):
     """transformers' own greedy answer, the end token included."""
-    out = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=limit,
-                         do_sample=False, eos_token_id=END, pad_token_id=PAD, suppress_tokens=[MASK])
-    return out[0, len(prompt):].tolist()
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=limit,
+        do_sample=False,
+        eos_token_id=END,
+        pad_token_id=PAD,
+        suppress_tokens=[MASK],
+    )
+    return out[0, len(prompt) :].tolist()
 
 
 @settings(max_examples=12, deadline=None)
@@ -119,6 +134,7 @@ def test_the_base_alone_decides_what_verified_and_ar_write(length):
 
 # --- batches ------------------------------------------------------------------------------------------------------
 
+
 def in_every_batch(requests, spec):
     """The answers alone; asserts that pairs, all together and all shuffled give the same."""
     alone = [answers([request], spec)[0] for request in requests]
@@ -145,11 +161,17 @@ def test_o1_02_alone_and_in_a_batch(context, cache):
 @given(st.data())
 def test_o1_02_any_mixture_of_modes_equals_alone(data):
     one = st.builds(
-        Decoding, mode=st.sampled_from(["ar", "threshold", "verified", "auto"]), threshold=st.sampled_from([0.2, 0.9]),
-        sub_block_cache=st.booleans(), block_size=st.sampled_from([None, 1, 2, 8]),
-        max_new_tokens=st.integers(1, 20))
-    requests = [Request(prompt_of(n), wanted) for n, wanted in
-                data.draw(st.lists(st.tuples(st.integers(1, 20), one), min_size=2, max_size=5))]
+        Decoding,
+        mode=st.sampled_from(["ar", "threshold", "verified", "auto"]),
+        threshold=st.sampled_from([0.2, 0.9]),
+        sub_block_cache=st.booleans(),
+        block_size=st.sampled_from([None, 1, 2, 8]),
+        max_new_tokens=st.integers(1, 20),
+    )
+    requests = [
+        Request(prompt_of(n), wanted)
+        for n, wanted in data.draw(st.lists(st.tuples(st.integers(1, 20), one), min_size=2, max_size=5))
+    ]
     together = answers(requests, CAUSAL, batch_size=data.draw(st.integers(2, 4)))
     for request, found in zip(requests, together, strict=True):
         alone = answers([request], CAUSAL)[0]
@@ -159,8 +181,14 @@ def test_o1_02_any_mixture_of_modes_equals_alone(data):
 def test_o1_11_the_pad_id_in_a_prompt_is_text():
     chat = [*prompt_of(5), END, *prompt_of(4), END]
     spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
-    in_every_batch([Request(chat, Decoding(max_new_tokens=12)), Request([PAD] * 9, Decoding(max_new_tokens=12)),
-                    Request(prompt_of(30), Decoding(max_new_tokens=12))], spec)
+    in_every_batch(
+        [
+            Request(chat, Decoding(max_new_tokens=12)),
+            Request([PAD] * 9, Decoding(max_new_tokens=12)),
+            Request(prompt_of(30), Decoding(max_new_tokens=12)),
+        ],
+        spec,
+    )
 
 
 def test_the_mask_id_in_a_prompt_is_text():
@@ -180,6 +208,7 @@ def test_o4_10_ragged_batches_are_finite_in_half_precision(dtype):
 
 
 # --- caches -------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("context", SPECS)
 def test_o1_12_a_block_on_the_cached_prefix_equals_one_full_forward(context):
@@ -213,6 +242,7 @@ def test_o1_14_the_prefix_comes_from_clean_tokens(spec, backbone, length):
 
 # --- rules, limits, seeds -----------------------------------------------------------------------------------------
 
+
 def drive(row: Row, backbone: UniversalBackbone, steps: int) -> list[str]:
     """Run a row's program without an engine, for at most so many steps; returns their kinds."""
     cache, program, found, kinds = backbone.new_cache(1, 128), MODES[row.settings.mode](row), None, []
@@ -229,13 +259,31 @@ def drive(row: Row, backbone: UniversalBackbone, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("name, parameter", [
-    ("threshold", 0.9), ("threshold", 1.0), ("threshold", 1.5), ("threshold", float("nan")), ("top-k", 0.0),
-    ("top-k", 3.0), ("factor", -1.0), ("factor", 1e9), ("entropy-bound", -1.0), ("entropy-bound", 1e9),
-])
+@pytest.mark.parametrize(
+    "name, parameter",
+    [
+        ("threshold", 0.9),
+        ("threshold", 1.0),
+        ("threshold", 1.5),
+        ("threshold", float("nan")),
+        ("top-k", 0.0),
+        ("top-k", 3.0),
+        ("factor", -1.0),
+        ("factor", 1e9),
+        ("entropy-bound", -1.0),
+        ("entropy-bound", 1e9),
+    ],
+)
 def test_o1_06_every_step_decides_a_slot(cache, name, parameter):
-    wanted = Decoding(mode="threshold", rule=name, block_size=8, sub_block_size=4, sub_block_cache=cache,
-                      max_new_tokens=25, stop_ids=())
+    wanted = Decoding(
+        mode="threshold",
+        rule=name,
+        block_size=8,
+        sub_block_size=4,
+        sub_block_cache=cache,
+        max_new_tokens=25,
+        stop_ids=(),
+    )
     row = Row(prompt_of(7), wanted, BLOCK)
     row.rule, row.parameter = RULES[name][0], parameter
     kinds = drive(row, BACKBONES[0], steps=60)
@@ -244,13 +292,16 @@ def test_o1_06_every_step_decides_a_slot(cache, name, parameter):
 
 
 def test_a_greedier_rule_needs_fewer_forwards():
-    spent = [answer(prompt_of(8), mode="threshold", rule=rule, max_new_tokens=33, stop_ids=()).forwards
-             for rule in ("top-k:1", "top-k:2", "top-k:4")]
+    spent = [
+        answer(prompt_of(8), mode="threshold", rule=rule, max_new_tokens=33, stop_ids=()).forwards
+        for rule in ("top-k:1", "top-k:2", "top-k:4")
+    ]
     assert spent == sorted(spent, reverse=True) and len(set(spent)) == 3
 
 
-@pytest.mark.parametrize("mode, context", [("ar", "block"), ("threshold", "block"), ("threshold", "causal"),
-                                           ("verified", "causal")])
+@pytest.mark.parametrize(
+    "mode, context", [("ar", "block"), ("threshold", "block"), ("threshold", "causal"), ("verified", "causal")]
+)
 @pytest.mark.parametrize("length", [5, 8, 16])
 def test_o4_02_limit_is_exact(mode, context, length):
     longest = answer(prompt_of(length), SPECS[context], mode=mode, max_new_tokens=20, stop_ids=()).token_ids
@@ -270,8 +321,9 @@ def test_no_commit_that_is_not_needed():
 @pytest.mark.parametrize("mode", ["ar", "threshold"])
 def test_o4_09_a_seed_decides_the_text_whatever_the_neighbours(mode):
     def warm(seed, n=6):
-        return Request(prompt_of(n), Decoding(mode=mode, temperature=3.0, top_p=0.95, seed=seed, max_new_tokens=20,
-                                              stop_ids=()))
+        return Request(
+            prompt_of(n), Decoding(mode=mode, temperature=3.0, top_p=0.95, seed=seed, max_new_tokens=20, stop_ids=())
+        )
 
     alone = answers([warm(7)])[0].token_ids
     assert answers([warm(7)])[0].token_ids == alone

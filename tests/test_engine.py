@@ -26,6 +26,7 @@ def ids(**wanted):
 
 # --- sampling -----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("rows, top_p", [(2, 0.95), (3, 1.0)])
 @pytest.mark.parametrize("mode", ["ar", "threshold"])
 def test_o1_01_sampling_works_for_every_row(rows, top_p, mode):
@@ -40,18 +41,32 @@ def test_o1_10_sampling_settings_are_used(mode):
         return torch.where(torch.arange(64) < 50, 0.0, -torch.inf)
 
     def texts(**wanted):
-        return {tuple(ask(ScriptedBackbone(flat), Request([1], ids(mode=mode, seed=seed, **wanted)))[0].token_ids)
-                for seed in range(20)}
+        return {
+            tuple(ask(ScriptedBackbone(flat), Request([1], ids(mode=mode, seed=seed, **wanted)))[0].token_ids)
+            for seed in range(20)
+        }
 
     assert len(texts(temperature=1.0)) >= 15
     assert len(texts(temperature=0.0)) == 1
     assert len(texts(temperature=1.0, top_p=0.01)) == 1
 
 
-@pytest.mark.parametrize("wanted", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0},
-                                    {"top_p": 1.5}, {"threshold": 1.7}, {"max_new_tokens": 0}, {"rule": "best"},
-                                    {"rule": "top-k:0.5"}, {"rule": "threshold:2"}, {"rule": "factor:x"},
-                                    {"rule": "threshold:0.5", "threshold": 0.7}])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"threshold": 1.7},
+        {"max_new_tokens": 0},
+        {"rule": "best"},
+        {"rule": "top-k:0.5"},
+        {"rule": "threshold:2"},
+        {"rule": "factor:x"},
+        {"rule": "threshold:0.5", "threshold": 0.7},
+    ],
+)
 def test_o4_06_invalid_settings_name_the_value(wanted):
     with pytest.raises(ConfigError) as caught:
         Decoding(**wanted)
@@ -64,13 +79,15 @@ def test_o4_11_the_mask_is_never_chosen(mode, spec, temperature):
     if mode == "verified":
         temperature = 0.0
     backbone = ScriptedBackbone(lambda who, position, step: sure(MASK))
-    found = ask(backbone, Request([1] * 8, ids(mode=mode, temperature=temperature, max_new_tokens=30, stop_ids=())),
-                spec=spec)[0]
+    found = ask(
+        backbone, Request([1] * 8, ids(mode=mode, temperature=temperature, max_new_tokens=30, stop_ids=())), spec=spec
+    )[0]
     assert len(found.token_ids) == 30 and MASK not in found.token_ids
     assert found.forwards <= 1 + 2 * 30
 
 
 # --- order of commits ---------------------------------------------------------------------------------------------
+
 
 def test_o1_05_only_the_current_sub_block_is_decided():
     def surer_to_the_right(who, position, step):
@@ -86,7 +103,7 @@ def test_o1_05_only_the_current_sub_block_is_decided():
             answer = event.answer
     for event in seen:
         first = event.masked.index(True) if True in event.masked else 8
-        assert all(event.masked[(first // 4 + 1) * 4:]), "a later sub-block was decided too early"
+        assert all(event.masked[(first // 4 + 1) * 4 :]), "a later sub-block was decided too early"
         assert all(token == MASK for token, masked in zip(event.token_ids, event.masked, strict=True) if masked)
     assert [event.start for event in seen] == sorted(event.start for event in seen)
     assert answer.token_ids == [position % 60 for position in range(5, 37)]
@@ -112,8 +129,12 @@ def test_o1_04_a_finished_row_does_not_cut_its_neighbours(mode, spec):
         return sure(END if who == 1 and position == 10 else 20 + who)
 
     backbone = ScriptedBackbone(script)
-    short, long = ask(backbone, Request([1] * 8, ids(mode=mode, max_new_tokens=24)),
-                      Request([2] * 8, ids(mode=mode, max_new_tokens=24)), spec=spec)
+    short, long = ask(
+        backbone,
+        Request([1] * 8, ids(mode=mode, max_new_tokens=24)),
+        Request([2] * 8, ids(mode=mode, max_new_tokens=24)),
+        spec=spec,
+    )
     assert (short.token_ids, short.finish_reason) == ([21, 21], "stop")
     assert (long.token_ids, long.finish_reason) == ([22] * 24, "length")
     assert sum(who == 1 for call in backbone.calls for who, _ in call) == short.forwards < long.forwards
@@ -146,6 +167,7 @@ def test_stop_ids_of_a_request_replace_the_declared_ones():
 
 
 # --- what a mode costs --------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("length, kinds", [(16, {"refresh": 4, "sub": 11}), (32, {"refresh": 8, "sub": 22})])
 def test_o4_12_the_sub_block_cache_is_used(length, kinds):
@@ -225,6 +247,7 @@ def test_seconds_are_of_the_row_and_batch_seconds_of_all():
 
 # --- requests that cannot be served -------------------------------------------------------------------------------
 
+
 def test_o4_04_empty_prompt():
     backbone = ScriptedBackbone(writes([], start=0, filler=65, vocab=BYTES), vocab_size=BYTES)
     spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=BYTE_MASK)
@@ -251,15 +274,18 @@ def test_o4_05_prompt_plus_answer_longer_than_the_model_allows():
     assert ask(backbone, Request([1] * 60, ids(max_new_tokens=4)))[0].token_ids == [9] * 4
 
 
-@pytest.mark.parametrize("request_, message", [
-    (Request([1, 64], ids()), "prompt token 64 is outside"),
-    (Request([1, -1], ids()), "prompt token -1 is outside"),
-    (Request([1], ids(block_size=16)), "block_size 16 does not divide 8"),
-    (Request([1], ids(sub_block_size=3)), "sub_block_size 3 does not divide block_size 8"),
-    (Request([1], ids(block_size=4, sub_block_size=8)), "sub_block_size 8 does not divide block_size 4"),
-    (Request([1], ids(mode="verified")), "verified needs a checkpoint with context 'causal'"),
-    (Request([1], ids(stop=("x",))), "stop strings need a tokenizer"),
-])
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (Request([1, 64], ids()), "prompt token 64 is outside"),
+        (Request([1, -1], ids()), "prompt token -1 is outside"),
+        (Request([1], ids(block_size=16)), "block_size 16 does not divide 8"),
+        (Request([1], ids(sub_block_size=3)), "sub_block_size 3 does not divide block_size 8"),
+        (Request([1], ids(block_size=4, sub_block_size=8)), "sub_block_size 8 does not divide block_size 4"),
+        (Request([1], ids(mode="verified")), "verified needs a checkpoint with context 'causal'"),
+        (Request([1], ids(stop=("x",))), "stop strings need a tokenizer"),
+    ],
+)
 def test_o1_13_what_cannot_be_served_is_named_and_others_go_on(request_, message):
     bad, good = ask(ScriptedBackbone(writes([], start=0, filler=9)), request_, Request([1], ids()))
     assert message in str(bad.error) and "\n" not in str(bad.error)
@@ -271,13 +297,19 @@ def test_verified_is_greedy():
     assert "temperature is 0.5" in str(bad.error)
 
 
-@pytest.mark.parametrize("wanted, spec, expected", [
-    ({}, SPEC, ("threshold", 8, 4)), ({}, CAUSAL, ("verified", 8, 4)),
-    ({"temperature": 1.0}, CAUSAL, ("threshold", 8, 4)),
-    ({"block_size": 2}, SPEC, ("threshold", 2, 2)), ({"block_size": 4}, SPEC, ("threshold", 4, 4)),
-    ({"block_size": 1}, SPEC, ("threshold", 1, 1)), ({"sub_block_size": 8}, SPEC, ("threshold", 8, 8)),
-    ({"block_size": 12}, BlockSpec(block_size=24, sub_block_size=8, mask_id=0), ("threshold", 12, 6)),
-])
+@pytest.mark.parametrize(
+    "wanted, spec, expected",
+    [
+        ({}, SPEC, ("threshold", 8, 4)),
+        ({}, CAUSAL, ("verified", 8, 4)),
+        ({"temperature": 1.0}, CAUSAL, ("threshold", 8, 4)),
+        ({"block_size": 2}, SPEC, ("threshold", 2, 2)),
+        ({"block_size": 4}, SPEC, ("threshold", 4, 4)),
+        ({"block_size": 1}, SPEC, ("threshold", 1, 1)),
+        ({"sub_block_size": 8}, SPEC, ("threshold", 8, 8)),
+        ({"block_size": 12}, BlockSpec(block_size=24, sub_block_size=8, mask_id=0), ("threshold", 12, 6)),
+    ],
+)
 def test_open_settings_come_from_the_checkpoint(wanted, spec, expected):
     full = resolve(Decoding(**wanted), spec)
     assert (full.mode, full.block_size, full.sub_block_size) == expected
@@ -290,14 +322,19 @@ def test_o4_10_nan_logits_fail_that_row_only(mode, spec, bad):
     def script(who, position, step):
         return torch.full((64,), bad) if who == 1 and step >= 2 else sure(9)
 
-    sick, well = ask(ScriptedBackbone(script), Request([1] * 8, ids(mode=mode, max_new_tokens=30)),
-                     Request([2] * 8, ids(mode=mode, max_new_tokens=30)), spec=spec)
+    sick, well = ask(
+        ScriptedBackbone(script),
+        Request([1] * 8, ids(mode=mode, max_new_tokens=30)),
+        Request([2] * 8, ids(mode=mode, max_new_tokens=30)),
+        spec=spec,
+    )
     assert isinstance(sick.error, RequestError) and "NaN" in str(sick.error) and sick.finish_reason == "error"
     assert sick.forwards <= 9 and all(token == 9 for token in sick.token_ids)
     assert well.token_ids == [9] * 30 and well.error is None
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
+
 
 def typed(text, start, vocab=BYTES):
     """A network that writes the bytes of `text` from position `start` on."""
@@ -317,8 +354,9 @@ def streamed(backbone, decoding, spec=BYTE_SPEC, tokenizer=None, prompt=1):
     return "".join(e.text for e in committed), [t for e in committed for t in e.token_ids], events[-1].answer
 
 
-@pytest.mark.parametrize("mode, spec", [("ar", BYTE_SPEC), ("threshold", BYTE_SPEC), ("threshold", BYTE_CAUSAL),
-                                        ("verified", BYTE_CAUSAL)])
+@pytest.mark.parametrize(
+    "mode, spec", [("ar", BYTE_SPEC), ("threshold", BYTE_SPEC), ("threshold", BYTE_CAUSAL), ("verified", BYTE_CAUSAL)]
+)
 @pytest.mark.parametrize("stops", [("DEFGHIJ",), ("tail", "DEFGHIJ"), ("", "DEFGHIJ")])
 def test_o4_07_a_stop_string_across_blocks(mode, spec, stops):
     backbone = typed("abc DEFGHIJ tail and so on for ever and ever", start=1)
@@ -363,6 +401,7 @@ def test_without_a_tokenizer_text_is_none():
 
 
 # --- the engine over its life -------------------------------------------------------------------------------------
+
 
 def test_requests_may_come_one_by_one_and_of_any_length():
     backbone = ScriptedBackbone(writes([], start=0, filler=9))

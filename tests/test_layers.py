@@ -19,7 +19,13 @@ LAYERS = [
     {"cli", "__init__", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-ONLY_IN = {"transformers": "model", "peft": "model", "gguf": "model", "safetensors": "model", "huggingface_hub": "model"}
+ONLY_IN = {
+    "transformers": "model",
+    "peft": "model",
+    "gguf": "model",
+    "safetensors": "model",
+    "huggingface_hub": "model",
+}
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 
 

@@ -15,6 +15,7 @@ def byte_ids(text: str) -> list[int]:
 
 # --- prompts ------------------------------------------------------------------------------------------------------
 
+
 def test_a_prompt_goes_through_the_template_once():
     ids = render(PLAIN, "hi")
     assert ids == [TURN, *byte_ids("user\nhi"), TURN_END, *byte_ids("\n"), TURN, *byte_ids("assistant\n")]
@@ -51,8 +52,10 @@ def test_o2_11_one_bos_only(prompt, raw):
     assert render(WithBos(), prompt, raw) == [1, *byte_ids("a")]
 
 
-@pytest.mark.parametrize("template, message", [
-    ("{{ raise_exception('roles must alternate') }}", "roles must alternate"), ("{% if %}", "refuses")])
+@pytest.mark.parametrize(
+    "template, message",
+    [("{{ raise_exception('roles must alternate') }}", "roles must alternate"), ("{% if %}", "refuses")],
+)
 def test_a_template_that_fails_is_an_error_of_the_request(template, message):
     with pytest.raises(RequestError, match=message) as caught:
         render(byte_tokenizer(template=template), [{"role": "user", "content": "x"}])
@@ -115,6 +118,7 @@ def test_special_tokens_are_not_shown():
 
 # --- stop strings -------------------------------------------------------------------------------------------------
 
+
 def scan(text: str, stops: list[str], sizes: list[int]) -> tuple[str, bool]:
     scanner, shown, at = StopScanner(stops), "", 0
     for size in [*sizes, len(text)]:
@@ -123,23 +127,29 @@ def scan(text: str, stops: list[str], sizes: list[int]) -> tuple[str, bool]:
     return shown + scanner.flush(), scanner.stopped
 
 
-@pytest.mark.parametrize("text, stops, shown", [
-    ("abc DEFGHIJ tail", ["DEFGHIJ"], "abc "),
-    ("one two three", ["three", "two"], "one "),
-    ("aaab", ["aab"], "a"),
-    ("ababac", ["abac"], "ab"),
-    ("xDEFG", ["EF", "DEF"], "x"),
-    ("xDEFG", ["DEFGH", "EF"], "xD"),
-    ("nothing", ["z", ""], "nothing"),
-    ("almost sto", ["stop"], "almost sto"),
-])
+@pytest.mark.parametrize(
+    "text, stops, shown",
+    [
+        ("abc DEFGHIJ tail", ["DEFGHIJ"], "abc "),
+        ("one two three", ["three", "two"], "one "),
+        ("aaab", ["aab"], "a"),
+        ("ababac", ["abac"], "ab"),
+        ("xDEFG", ["EF", "DEF"], "x"),
+        ("xDEFG", ["DEFGH", "EF"], "xD"),
+        ("nothing", ["z", ""], "nothing"),
+        ("almost sto", ["stop"], "almost sto"),
+    ],
+)
 def test_o4_07_the_first_complete_stop_string_ends_the_text(text, stops, shown):
     for sizes in ([], [1] * len(text), [3, 2, 5]):
         assert scan(text, stops, sizes) == (shown, shown != text)
 
 
-@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
-       st.lists(st.integers(0, 4), max_size=6))
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
+    st.lists(st.integers(0, 4), max_size=6),
+)
 def test_o4_07_pieces_do_not_matter_and_nothing_of_a_stop_is_shown(text, stops, sizes):
     shown, stopped = scan(text, stops, sizes)
     assert (shown, stopped) == scan(text, stops, [1] * len(text))

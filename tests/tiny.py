@@ -17,11 +17,23 @@ CHATML = (
 def tiny_model(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
     """Two random layers in float32; the head is scaled up so that near-ties are rare."""
     torch.manual_seed(seed)
-    config = Qwen2Config(**{
-        "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
-        "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changes,
-    })
+    config = Qwen2Config(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **changes,
+        }
+    )
     model = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight *= 10
@@ -78,7 +90,7 @@ class SlowDecoder:
                 text.append(int(self.probabilities(text, self.ends(len(text)))[-1].argmax()))
             start = len(text) - 1 if self.causal else (len(text) - 1) // self.block * self.block
             text = text[:start] + self.fill(text[:start], text[start:])
-            answer = text[len(prompt):]
+            answer = text[len(prompt) :]
             stop = next((i for i, token in enumerate(answer) if token in self.stops), None)
             if stop is not None and stop < limit:
                 return answer[: stop + 1]

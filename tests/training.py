@@ -27,11 +27,24 @@ def save_base(directory: Path, *, plain: bool = False, **changes: Any) -> Path:
 
 def tiny_llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**{
-        "vocab_size": 261, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": None,
-        "eos_token_id": None, "pad_token_id": None, **changes,
-    })).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **{
+                "vocab_size": 261,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 512,
+                "tie_word_embeddings": False,
+                "bos_token_id": None,
+                "eos_token_id": None,
+                "pad_token_id": None,
+                **changes,
+            }
+        )
+    ).eval()
 
 
 def chat(question: str, answer: str) -> dict[str, Any]:
@@ -49,11 +62,23 @@ def many_rows(count: int = 12) -> list[dict[str, Any]]:
 
 def recipe(base: Path, data: Path, output: Path, **fields: Any) -> Adapt:
     """A short run of a small recipe."""
-    return Adapt(**{
-        "base": str(base), "data": (str(data),), "output": str(output), "block_size": 8, "sub_block_size": 4,
-        "rank": 4, "alpha": 8.0, "steps": 12, "batch_rows": 4, "learning_rate": 3e-3, "warmup_steps": 2, "threads": 1,
-        **fields,
-    })
+    return Adapt(
+        **{
+            "base": str(base),
+            "data": (str(data),),
+            "output": str(output),
+            "block_size": 8,
+            "sub_block_size": 4,
+            "rank": 4,
+            "alpha": 8.0,
+            "steps": 12,
+            "batch_rows": 4,
+            "learning_rate": 3e-3,
+            "warmup_steps": 2,
+            "threads": 1,
+            **fields,
+        }
+    )
 
 
 def log(output: Path) -> list[dict[str, Any]]:

@@ -48,7 +48,9 @@ def code_prompts(count: int, seed: int) -> list[str]:
             except (SyntaxError, ValueError):
                 continue
             for node in ast.walk(tree):
-                line = (ast.get_docstring(node) or "").strip().split("\n")[0] if isinstance(node, ast.FunctionDef) else ""
+                line = (
+                    (ast.get_docstring(node) or "").strip().split("\n")[0] if isinstance(node, ast.FunctionDef) else ""
+                )
                 words = line.rstrip(".").split()
                 if 5 <= len(words) <= 18 and words[0].lower() in VERBS and not line.startswith(("__", "See")):
                     found.add(f"Write a Python function that {VERBS[words[0].lower()]} {' '.join(words[1:])}.")
@@ -73,9 +75,16 @@ def chat_prompts(model, tokenizer, count: int, seed: int) -> list[str]:
     start = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids.repeat(BATCH, 1)
     found: dict[str, None] = {}
     while len(found) < count:
-        out = model.generate(start, attention_mask=torch.ones_like(start), do_sample=True, temperature=1.0,
-                             top_p=0.9, max_new_tokens=56, pad_token_id=2)
-        for row in out[:, start.shape[1]:].tolist():
+        out = model.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            do_sample=True,
+            temperature=1.0,
+            top_p=0.9,
+            max_new_tokens=56,
+            pad_token_id=2,
+        )
+        for row in out[:, start.shape[1] :].tolist():
             if 2 in row:
                 request = tokenizer.decode(row[: row.index(2)]).strip()
                 if 12 < len(request) < 240 and "<|" not in request:
@@ -86,12 +95,14 @@ def chat_prompts(model, tokenizer, count: int, seed: int) -> list[str]:
 
 def answer(model, tokenizer, prompts: list[str], max_new_tokens: int) -> list[tuple[str, bool]]:
     """Greedy answers and whether each ended by itself."""
-    texts = [tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-             for p in prompts]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+        for p in prompts
+    ]
     batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     out = model.generate(**batch, do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=2)
     result = []
-    for row in out[:, batch.input_ids.shape[1]:].tolist():
+    for row in out[:, batch.input_ids.shape[1] :].tolist():
         ended = 2 in row
         result.append((tokenizer.decode(row[: row.index(2)] if ended else row), ended))
     return result
@@ -127,9 +138,14 @@ def main() -> None:
                 chunk = sorted(prompts[at : at + BATCH], key=len)
                 if not chunk:
                     continue
-                for prompt, (text, ended) in zip(chunk, answer(model, tokenizer, chunk, args.max_new_tokens), strict=True):
-                    row = {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}],
-                           "kind": kind, "ended": ended}
+                for prompt, (text, ended) in zip(
+                    chunk, answer(model, tokenizer, chunk, args.max_new_tokens), strict=True
+                ):
+                    row = {
+                        "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}],
+                        "kind": kind,
+                        "ended": ended,
+                    }
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                     written += 1
                 file.flush()

@@ -54,9 +54,16 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     output = Path(recipe.output)
     _refuse_overwriting(output, recipe, resume)
     learner = Learner(recipe)
-    rows = load_rows(list(recipe.data), learner.tokenizer, max_length=recipe.max_length, truncation=recipe.truncation,
-                     stop_ids=learner.spec.stop_ids)
-    optimizer = torch.optim.AdamW(learner.trainable().values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    rows = load_rows(
+        list(recipe.data),
+        learner.tokenizer,
+        max_length=recipe.max_length,
+        truncation=recipe.truncation,
+        stop_ids=learner.spec.stop_ids,
+    )
+    optimizer = torch.optim.AdamW(
+        learner.trainable().values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
     done = (load_state(output, learner, optimizer) or {}).get("step", 0) if resume else 0
     if accelerator.is_main_process:
         _start_output(output, recipe, rows, done)
@@ -83,16 +90,30 @@ def _accelerator() -> Any:
     return Accelerator()
 
 
-def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: list[Row], recipe: Adapt, step: int,
-          interrupted: list[int]) -> Progress | None:
+def _step(
+    accelerator: Any,
+    model: Any,
+    learner: Learner,
+    optimizer: Any,
+    rows: list[Row],
+    recipe: Adapt,
+    step: int,
+    interrupted: list[int],
+) -> Progress | None:
     """One optimizer step; None, and nothing changed, if the run is to stop."""
     started = time.perf_counter()
     epoch, window = _window(rows, recipe, step)
-    mine = [[_noised(rows[n], n, epoch, learner, recipe) for n in part[accelerator.process_index :: accelerator.num_processes]]
-            for part in window]
+    mine = [
+        [
+            _noised(rows[n], n, epoch, learner, recipe)
+            for n in part[accelerator.process_index :: accelerator.num_processes]
+        ]
+        for part in window
+    ]
     forwards = [collate(part) for part in mine if part]
-    counts = torch.tensor([sum(len(f.target) for f in forwards), sum(len(f.ar_target) for f in forwards)],
-                          device=accelerator.device)
+    counts = torch.tensor(
+        [sum(len(f.target) for f in forwards), sum(len(f.ar_target) for f in forwards)], device=accelerator.device
+    )
     labels, following = (int(n) for n in accelerator.reduce(counts, "sum"))
     losses = torch.zeros(2, device=accelerator.device)
     learning_rate = _set_learning_rate(optimizer, recipe, step)
@@ -103,17 +124,30 @@ def _step(accelerator: Any, model: Any, learner: Learner, optimizer: Any, rows: 
         losses += _backward(accelerator, model, forward.to(accelerator.device), labels, following, recipe)
     total, ar = (float(x) for x in accelerator.reduce(losses, "sum"))
     if not math.isfinite(total):
-        raise UnmaskError(f"the loss of step {step} is {total} on rows {window}; the last good state is in {recipe.output}; "
-                          "lower learning_rate or look at these rows")
+        raise UnmaskError(
+            f"the loss of step {step} is {total} on rows {window}; the last good state is in {recipe.output}; "
+            "lower learning_rate or look at these rows"
+        )
     norm = float(accelerator.clip_grad_norm_(model.parameters(), recipe.clip))
     optimizer.step()
     optimizer.zero_grad()
-    return Progress(step, recipe.steps, epoch, total / max(1, labels),
-                    ar / max(1, following) if recipe.ar_weight else None, labels, sum(map(len, window)), norm,
-                    learning_rate, time.perf_counter() - started)
+    return Progress(
+        step,
+        recipe.steps,
+        epoch,
+        total / max(1, labels),
+        ar / max(1, following) if recipe.ar_weight else None,
+        labels,
+        sum(map(len, window)),
+        norm,
+        learning_rate,
+        time.perf_counter() - started,
+    )
 
 
-def _backward(accelerator: Any, model: Any, batch: StreamBatch, labels: int, following: int, recipe: Adapt) -> torch.Tensor:
+def _backward(
+    accelerator: Any, model: Any, batch: StreamBatch, labels: int, following: int, recipe: Adapt
+) -> torch.Tensor:
     """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums.
 
     A forward, or a whole step, without a masked label adds zero.
@@ -135,10 +169,19 @@ def _window(rows: list[Row], recipe: Adapt, step: int) -> tuple[int, list[list[i
 def _noised(row: Row, number: int, epoch: int, learner: Learner, recipe: Adapt) -> NoisyRow:
     generator = seeded("noise", recipe.seed, epoch, number)
     causal = recipe.context == "causal"
-    draws = [draw_noise(len(row.ids), recipe.block_size, generator, shift=causal, full_share=recipe.full_share)
-             for _ in range(recipe.draws)]
-    return noisy_row(row.ids, row.labelled, draws, block_size=recipe.block_size, mask_id=learner.spec.mask_id,
-                     causal=causal, complementary=recipe.complementary)
+    draws = [
+        draw_noise(len(row.ids), recipe.block_size, generator, shift=causal, full_share=recipe.full_share)
+        for _ in range(recipe.draws)
+    ]
+    return noisy_row(
+        row.ids,
+        row.labelled,
+        draws,
+        block_size=recipe.block_size,
+        mask_id=learner.spec.mask_id,
+        causal=causal,
+        complementary=recipe.complementary,
+    )
 
 
 def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:
@@ -153,16 +196,20 @@ def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:
 
 def _refuse_overwriting(output: Path, recipe: Adapt, resume: bool) -> None:
     if not resume and states(output):
-        raise CheckpointError(f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
-                              "or another --output")
+        raise CheckpointError(
+            f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
+            "or another --output"
+        )
     saved = output / "recipe.json"
     if resume and saved.is_file():
         before, now = read_json(saved), json.loads(json.dumps(asdict(recipe)))
         changed = [k for k in now if k not in ("steps", "save_every", "threads") and before.get(k) != now[k]]
         if changed:
             key = changed[0]
-            raise CheckpointError(f"{key} is {now[key]!r}, the run in {output} was made with {before.get(key)!r}; "
-                                  "resume with the same recipe, or start another --output")
+            raise CheckpointError(
+                f"{key} is {now[key]!r}, the run in {output} was made with {before.get(key)!r}; "
+                "resume with the same recipe, or start another --output"
+            )
 
 
 def _start_output(output: Path, recipe: Adapt, rows: Rows, done: int) -> None:
@@ -188,7 +235,9 @@ def _writing(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"cannot write to {output}: {error.strerror}; the last saved state is untouched") from None
+        raise CheckpointError(
+            f"cannot write to {output}: {error.strerror}; the last saved state is untouched"
+        ) from None
 
 
 def _log(output: Path, progress: Progress) -> None:
@@ -216,4 +265,3 @@ def interruptible() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(wanted, before, strict=True):
             signal.signal(number, handler)
-

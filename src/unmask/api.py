@@ -52,8 +52,10 @@ class Model:
             settings = dataclasses.replace(settings, mode="ar")
         if self.checkpoint.spec is None and settings.mode != "ar":
             raise RequestError(
-                f"{self.checkpoint.ref} is a plain autoregressive model, so mode {settings.mode} would write noise; "
-                "use mode ar, or adapt it first (unmask adapt)", field="mode", value=settings.mode,
+                f"mode {settings.mode} would write noise: {self.checkpoint.ref} is a plain autoregressive model; "
+                "use mode ar, or adapt it first (unmask adapt)",
+                field="mode",
+                value=settings.mode,
             )
         return Request(prompt_ids=self.encode(prompt, raw), decoding=settings)
 
@@ -75,8 +77,14 @@ class Model:
 
 
 def load(
-    ref: str | Path = "demo", *, dtype: str | torch.dtype | None = None, device: str = "auto", backbone: str = "auto",
-    mask_id: int | None = None, base: str | None = None, batch_size: int = 8,
+    ref: str | Path = "demo",
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str = "auto",
+    backbone: str = "auto",
+    mask_id: int | None = None,
+    base: str | None = None,
+    batch_size: int = 8,
 ) -> Model:
     """Load a model reference: `demo`, a directory, a hub id, a .gguf file. dtype None keeps the checkpoint's own.
 

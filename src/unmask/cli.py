@@ -1,11 +1,13 @@
 """The command `unmask`. Each subcommand is a module of `commands` that is imported only when it is asked for."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import unmask
@@ -47,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 2 the user's input, 130 interrupted, 1 our fault."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        with _plain_warnings():
+            return _dispatch(words)
     except UnmaskError as e:
         return _explain(f"error: {e}", USER, words)
     except KeyboardInterrupt as e:
@@ -58,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as e:
         what = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
         return _explain(f"internal error: {what} (run again with --debug for details)", FAULT, words)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without those that libraries address to one another."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        yield
 
 
 def _dispatch(words: list[str]) -> int:
@@ -75,7 +87,8 @@ def _dispatch(words: list[str]) -> int:
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     try:
-        args, rest = parser.parse_known_args(words[1:])
+        # A lone `-` (standard input) goes first, where no flag with several values can take it for one of them.
+        args, rest = parser.parse_known_args(sorted(words[1:], key=lambda word: word != "-"))
     except SystemExit as e:  # --help
         return int(e.code or 0)
     parser.reject_unknown(rest)

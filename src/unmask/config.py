@@ -18,7 +18,11 @@ Scope = Literal["all", "draft"]
 
 
 def option(
-    default: Any = MISSING, *, help: str, check: Callable[[Any], bool] | None = None, allowed: str = "",
+    default: Any = MISSING,
+    *,
+    help: str,
+    check: Callable[[Any], bool] | None = None,
+    allowed: str = "",
     metavar: str = "",
 ) -> Any:
     """A dataclass field that carries its help text and its check; `allowed` says in words what passes."""
@@ -47,10 +51,17 @@ class BlockSpec:
     """
 
     block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
-    sub_block_size: int = option(8, help="positions of a block finished together, left to right (S)", check=_positive,
-                                 allowed="at least 1, a divisor of the block size")
-    mask_id: int = option(help="token id that marks a masked slot; never proposed", check=lambda v: v >= 0,
-                          allowed="a row of the embedding")
+    sub_block_size: int = option(
+        8,
+        help="positions of a block finished together, left to right (S)",
+        check=_positive,
+        allowed="at least 1, a divisor of the block size",
+    )
+    mask_id: int = option(
+        help="token id that marks a masked slot; never proposed",
+        check=lambda v: v >= 0,
+        allowed="a row of the embedding",
+    )
     stop_ids: tuple[int, ...] = option((), help="token ids that end an answer")
     context: Context = option("block", help="what committed tokens see of their own block")
     adapter_scope: Scope = option("all", help="which positions the fine-tune acts on")
@@ -79,25 +90,52 @@ class Decoding:
     """What one request asks for. Sizes left at None come from the checkpoint's `BlockSpec`."""
 
     mode: Mode = option("auto", help="ar, threshold, verified; auto takes verified where the checkpoint can")
-    rule: str = option("threshold", help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
-                       "name:value sets its parameter", metavar="NAME[:VALUE]")
-    threshold: float = option(0.9, help="accept a slot whose confidence is above this (rule threshold)",
-                              check=_fraction, allowed="from 0 to 1", metavar="X")
-    block_size: int | None = option(None, help="decode in blocks of N, a divisor of the trained size", check=_positive,
-                                    allowed="at least 1", metavar="N")
-    sub_block_size: int | None = option(None, help="finish N slots of a block at a time", check=_positive,
-                                        allowed="at least 1, a divisor of the block size", metavar="N")
+    rule: str = option(
+        "threshold",
+        help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
+        "name:value sets its parameter",
+        metavar="NAME[:VALUE]",
+    )
+    threshold: float = option(
+        0.9,
+        help="accept a slot whose confidence is above this (rule threshold)",
+        check=_fraction,
+        allowed="from 0 to 1",
+        metavar="X",
+    )
+    block_size: int | None = option(
+        None,
+        help="decode in blocks of N, a divisor of the trained size",
+        check=_positive,
+        allowed="at least 1",
+        metavar="N",
+    )
+    sub_block_size: int | None = option(
+        None,
+        help="finish N slots of a block at a time",
+        check=_positive,
+        allowed="at least 1, a divisor of the block size",
+        metavar="N",
+    )
     sub_block_cache: bool = option(True, help="reuse a block's keys and values between steps (DualCache)")
-    max_new_tokens: int = option(256, help="length limit of an answer, end token included", check=_positive,
-                                 allowed="at least 1", metavar="N")
-    temperature: float = option(0.0, help="0 is greedy", check=_finite_from_zero, allowed="0 or a positive number",
-                                metavar="X")
-    top_p: float = option(1.0, help="sample from the smallest set of tokens that holds this much probability",
-                          check=lambda v: 0.0 < v <= 1.0, allowed="above 0, at most 1", metavar="X")
+    max_new_tokens: int = option(
+        256, help="length limit of an answer, end token included", check=_positive, allowed="at least 1", metavar="N"
+    )
+    temperature: float = option(
+        0.0, help="0 is greedy", check=_finite_from_zero, allowed="0 or a positive number", metavar="X"
+    )
+    top_p: float = option(
+        1.0,
+        help="sample from the smallest set of tokens that holds this much probability",
+        check=lambda v: 0.0 < v <= 1.0,
+        allowed="above 0, at most 1",
+        metavar="X",
+    )
     seed: int | None = option(None, help="makes sampling repeatable, whatever else is in the batch", metavar="N")
     stop: tuple[str, ...] = option((), help="end the answer before this text; may be given several times", metavar="S")
-    stop_ids: tuple[int, ...] | None = option(None, help="end tokens for this call instead of the checkpoint's",
-                                              metavar="N")
+    stop_ids: tuple[int, ...] | None = option(
+        None, help="end tokens for this call instead of the checkpoint's", metavar="N"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -144,14 +182,23 @@ def resolve(wanted: Decoding, spec: BlockSpec) -> Decoding:
     if spec.block_size % size:
         raise RequestError(
             f"block_size {size} does not divide {spec.block_size}, the size the checkpoint was trained with; "
-            f"use a divisor of {spec.block_size}", field="block_size", value=size, limit=spec.block_size)
+            f"use a divisor of {spec.block_size}",
+            field="block_size",
+            value=size,
+            limit=spec.block_size,
+        )
     part = wanted.sub_block_size or (
-        spec.sub_block_size if size % spec.sub_block_size == 0
+        spec.sub_block_size
+        if size % spec.sub_block_size == 0
         else next(n for n in range(min(8, size), 0, -1) if size % n == 0)
     )
     if size % part:
-        raise RequestError(f"sub_block_size {part} does not divide block_size {size}; use a divisor of {size}",
-                           field="sub_block_size", value=part, limit=size)
+        raise RequestError(
+            f"sub_block_size {part} does not divide block_size {size}; use a divisor of {size}",
+            field="sub_block_size",
+            value=part,
+            limit=size,
+        )
     stop_ids = spec.stop_ids if wanted.stop_ids is None else wanted.stop_ids
     return replace(wanted, mode=_mode(wanted, spec), block_size=size, sub_block_size=part, stop_ids=stop_ids)
 
@@ -162,11 +209,18 @@ def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
     if wanted.mode == "verified" and spec.context != "causal":
         raise RequestError(
             f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "
-            "use mode threshold, or adapt with context = \"causal\"", field="mode", value="verified")
+            'use mode threshold, or adapt with context = "causal"',
+            field="mode",
+            value="verified",
+        )
     if wanted.mode == "verified" and wanted.temperature > 0:
-        raise RequestError(f"mode verified is greedy but temperature is {wanted.temperature}; "
-                           "use temperature 0, or mode threshold or ar", field="temperature",
-                           value=wanted.temperature, limit=0)
+        raise RequestError(
+            f"mode verified is greedy but temperature is {wanted.temperature}; "
+            "use temperature 0, or mode threshold or ar",
+            field="temperature",
+            value=wanted.temperature,
+            limit=0,
+        )
     return wanted.mode
 
 
@@ -178,24 +232,42 @@ class Adapt:
     data: tuple[str, ...] = option(help="JSONL files of chat rows or prompt/completion rows")
     output: str = option(help="directory of the run: model, training state, log")
 
-    method: Literal["low-rank", "full"] = option("low-rank", help="train low-rank adapters on all linear layers, or all weights")
+    method: Literal["low-rank", "full"] = option(
+        "low-rank", help="train low-rank adapters on all linear layers, or all weights"
+    )
     rank: int = option(16, help="rank of the adapters", check=_positive, allowed="at least 1")
     alpha: float = option(32.0, help="adapters are scaled by alpha / rank", check=lambda v: v > 0, allowed="above 0")
     start_from: str | None = option(None, help="adapter directory to continue from instead of fresh adapters")
 
-    context: Context = option("block", help="block: Fast-dLLM v2 as published; causal: the clean stream stays autoregressive")
-    adapter_scope: Scope = option("all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays")
+    context: Context = option(
+        "block", help="block: Fast-dLLM v2 as published; causal: the clean stream stays autoregressive"
+    )
+    adapter_scope: Scope = option(
+        "all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays"
+    )
     block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
-    sub_block_size: int = option(8, help="slots finished together when decoding (S)", check=_positive, allowed="a divisor of block_size")
+    sub_block_size: int = option(
+        8, help="slots finished together when decoding (S)", check=_positive, allowed="a divisor of block_size"
+    )
     mask_id: int | None = option(None, help="token id for the mask; none takes an unused one")
 
     max_length: int = option(512, help="tokens of a row", check=lambda v: v >= 2, allowed="at least 2")
-    truncation: Literal["keep", "drop"] = option("keep", help="a longer row is cut (its cut end is not learned as an end), or dropped")
+    truncation: Literal["keep", "drop"] = option(
+        "keep", help="a longer row is cut (its cut end is not learned as an end), or dropped"
+    )
     complementary: bool = option(True, help="a second view masks what the first one shows (section 3.2)")
-    draws: int = option(1, help="draws of noise per row and step over one clean stream", check=_positive, allowed="at least 1")
-    full_share: float = option(0.0, help="share of blocks that are masked completely", check=_fraction, allowed="from 0 to 1")
-    ar_weight: float = option(0.0, help="weight of the next-token loss on the clean stream (context causal, scope all)",
-                              check=_finite_from_zero, allowed="0 or a positive number")
+    draws: int = option(
+        1, help="draws of noise per row and step over one clean stream", check=_positive, allowed="at least 1"
+    )
+    full_share: float = option(
+        0.0, help="share of blocks that are masked completely", check=_fraction, allowed="from 0 to 1"
+    )
+    ar_weight: float = option(
+        0.0,
+        help="weight of the next-token loss on the clean stream (context causal, scope all)",
+        check=_finite_from_zero,
+        allowed="0 or a positive number",
+    )
 
     steps: int = option(300, help="optimizer steps", check=_positive, allowed="at least 1")
     batch_rows: int = option(8, help="rows of one forward", check=_positive, allowed="at least 1")
@@ -207,15 +279,23 @@ class Adapt:
     clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
     seed: int = option(0, help="decides adapters' start, row order and noise")
     save_every: int = option(50, help="steps between saved training states", check=_positive, allowed="at least 1")
-    threads: int | None = option(None, help="CPU threads; 1 makes a run repeatable bit for bit", check=_positive, allowed="at least 1")
-    dtype: Literal["fp32", "bf16"] = option("fp32", help="number type of the matrix products; weights and optimizer stay float32")
+    threads: int | None = option(
+        None, help="CPU threads; 1 makes a run repeatable bit for bit", check=_positive, allowed="at least 1"
+    )
+    dtype: Literal["fp32", "bf16"] = option(
+        "fp32", help="number type of the matrix products; weights and optimizer stay float32"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.block_size % self.sub_block_size:
             raise ConfigError(f"sub_block_size {self.sub_block_size} does not divide block_size {self.block_size}")
         if self.adapter_scope == "draft" and (self.context, self.method) != ("causal", "low-rank"):
-            raise ConfigError("adapter_scope 'draft' needs context 'causal' and method 'low-rank': the base stays as it is")
+            raise ConfigError(
+                "adapter_scope 'draft' needs context 'causal' and method 'low-rank': the base stays as it is"
+            )
         if self.ar_weight and (self.context, self.adapter_scope) != ("causal", "all"):
-            raise ConfigError(f"ar_weight is {self.ar_weight}; it needs context 'causal' and adapter_scope 'all', "
-                              "elsewhere the clean stream is not autoregressive or does not learn")
+            raise ConfigError(
+                f"ar_weight is {self.ar_weight}; it needs context 'causal' and adapter_scope 'all', "
+                "elsewhere the clean stream is not autoregressive or does not learn"
+            )

@@ -53,8 +53,10 @@ def load_rows(paths: list[str], tokenizer: Any, *, max_length: int, truncation: 
                 raise DataError(error.problem, file=path, line=line, field=error.field) from None
             _keep(result, ids, labelled, max_length, truncation)
     if not result.rows:
-        raise DataError(f"no row with an answer is left of {', '.join(map(str, paths))} ({_listed(result.counts)}); "
-                        f"raise max_length above {max_length} or give other data")
+        raise DataError(
+            f"no row with an answer is left of {', '.join(map(str, paths))} ({_listed(result.counts)}); "
+            f"raise max_length above {max_length} or give other data"
+        )
     return result
 
 
@@ -147,8 +149,10 @@ def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pie
     answers = sum(message["role"] == "assistant" for message in messages)
     parts = text.split(header)
     if len(parts) != answers + 1:
-        raise DataError(f"the chat template shows {len(parts) - 1} assistant turns for {answers} in 'messages', so the "
-                        "answers cannot be told from the rest")
+        raise DataError(
+            f"the chat template shows {len(parts) - 1} assistant turns for {answers} in 'messages', so the "
+            "answers cannot be told from the rest"
+        )
     pieces: Pieces = []
     ids: list[int] = []
     done, given = "", parts[0] + header
@@ -169,7 +173,7 @@ def _behind(before: list[int], together: list[int], text: str, tokenizer: Any) -
     the whole has a token across the border, the piece is tokenised by itself.
     """
     if together[: len(before)] == before:
-        return list(together[len(before):])
+        return list(together[len(before) :])
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
@@ -178,10 +182,12 @@ def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -
     found = [(part.index(mark), token, mark) for token, mark in _marks(tokenizer, stop_ids) if mark in part]
     if found:
         at, token, mark = min(found)
-        return part[:at], token, mark, part[at + len(mark):]
+        return part[:at], token, mark, part[at + len(mark) :]
     if not last:
-        raise DataError("the chat template puts no end token behind an answer that another turn follows, so the end of "
-                        "the answer cannot be told")
+        raise DataError(
+            "the chat template puts no end token behind an answer that another turn follows, so the end of "
+            "the answer cannot be told"
+        )
     return part.rstrip("\n"), stop_ids[0], "", ""
 
 
@@ -208,7 +214,7 @@ def _header(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
     prompted = _render(tokenizer, asked, add_generation_prompt=True)
     if not prompted.startswith(plain) or len(prompted) == len(plain):
         raise DataError("the chat template has no generation prompt, so the answers cannot be told from the rest")
-    return prompted[len(plain):]
+    return prompted[len(plain) :]
 
 
 def _check_messages(messages: Any, tokenizer: Any) -> None:

@@ -89,8 +89,15 @@ class Row:
         """A step with this row's way of sampling and its next random numbers."""
         warm = self.settings.temperature > 0 and len(feed.read) > 0
         uniform = torch.rand(len(feed.read), generator=self.random) if warm else None
-        return Step(kind, feed, self.settings.temperature, self.settings.top_p, uniform, confidence,
-                    confidence and self.needs_entropy)
+        return Step(
+            kind,
+            feed,
+            self.settings.temperature,
+            self.settings.top_p,
+            uniform,
+            confidence,
+            confidence and self.needs_entropy,
+        )
 
     def causal(self, kind: Kind, tokens: list[int], start: int, read: Iterable[int] = (-1,)) -> Step:
         """Clean tokens that see themselves and what is left of them."""
@@ -137,8 +144,14 @@ class Block:
     def feed(self, first: int, stop: int, read: list[int], draft: bool) -> Feed:
         """Slots first … stop - 1, each of which sees the whole block; `read` are slots whose logits are wanted."""
         end = self.start + len(self.tokens)
-        return Feed(self.tokens[first:stop].tolist(), self.start + first, [end] * (stop - first),
-                    self.masked[first:stop].tolist(), [slot - first for slot in read], draft)
+        return Feed(
+            self.tokens[first:stop].tolist(),
+            self.start + first,
+            [end] * (stop - first),
+            self.masked[first:stop].tolist(),
+            [slot - first for slot in read],
+            draft,
+        )
 
     def accept(self, slots: Tensor, found: Proposals, accept: Tensor) -> None:
         """Decide the accepted ones of `slots` (all masked), or the most confident where none was accepted."""
@@ -241,13 +254,24 @@ def check_prompt(prompt: list[int], limit: int, vocab_size: int, max_positions: 
     """RequestError for a prompt that the network cannot take, before the network sees it."""
     wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise RequestError(f"prompt token {wrong} is outside the vocabulary; allowed: 0 to {vocab_size - 1}",
-                           field="prompt_ids", value=wrong, limit=vocab_size - 1)
+        raise RequestError(
+            f"prompt token {wrong} is outside the vocabulary; allowed: 0 to {vocab_size - 1}",
+            field="prompt_ids",
+            value=wrong,
+            limit=vocab_size - 1,
+        )
     if len(prompt) >= max_positions:
-        raise RequestError(f"the prompt has {len(prompt)} tokens but the model takes {max_positions} with the answer; "
-                           "shorten it", field="prompt_ids", value=len(prompt), limit=max_positions)
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens but the model takes {max_positions} with the answer; shorten it",
+            field="prompt_ids",
+            value=len(prompt),
+            limit=max_positions,
+        )
     if len(prompt) + limit > max_positions:
         raise RequestError(
             f"prompt ({len(prompt)} tokens) plus max_new_tokens ({limit}) is more than the model's {max_positions} "
             f"positions; use max_new_tokens of at most {max_positions - len(prompt)}",
-            field="max_new_tokens", value=limit, limit=max_positions - len(prompt))
+            field="max_new_tokens",
+            value=limit,
+            limit=max_positions - len(prompt),
+        )

@@ -8,7 +8,6 @@ the autoregressive mode.
 import json
 import os
 import platform
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -67,34 +66,59 @@ class Answered:
     by_setting: dict[str, Answer]
 
 
-def main(json_file: Path | None = None, *, limit: int = LIMIT, thresholds: tuple[float, ...] = (0.9,),
-         model: str = "demo", say: Callable[[str], None] = print) -> int:
+def main(
+    json_file: Path | None = None,
+    *,
+    limit: int = LIMIT,
+    thresholds: tuple[float, ...] = (0.9,),
+    model: str = "demo",
+    say: Callable[[str], None] = print,
+) -> int:
     """Answer the demo's prompts in every mode, print answers and figures, and write them to `json_file`."""
     prompts = [json.loads(line) for line in (files("unmask") / "assets/demo_prompts.jsonl").read_text().splitlines()]
     started = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
-    say(f"{_about(loaded)}\nloaded in {time.perf_counter() - started:.1f} s; {len(prompts)} prompts, "
-        f"at most {limit} tokens each, greedy, float32, batch 1\n")
-    settings = [Setting("ar", {"mode": "ar"}), Setting("verified", {"mode": "verified"}),
-                *(Setting("threshold" if t == thresholds[0] else f"threshold_{t}", {"mode": "threshold", "threshold": t})
-                  for t in thresholds)]
+    say(
+        f"{_about(loaded)}\nloaded in {time.perf_counter() - started:.1f} s; {len(prompts)} prompts, "
+        f"at most {limit} tokens each, greedy, float32, batch 1\n"
+    )
+    settings = [
+        Setting("ar", {"mode": "ar"}),
+        Setting("verified", {"mode": "verified"}),
+        *(
+            Setting("threshold" if t == thresholds[0] else f"threshold_{t}", {"mode": "threshold", "threshold": t})
+            for t in thresholds
+        ),
+    ]
     answered, peer = _answers(loaded, prompts, settings, limit, say)
     totals = _totals(answered)
     figures = _figures(totals, answered, peer)
     say(_table(totals, figures))
     if json_file is not None:
-        _write(json_file, {
-            "figures": figures, "settings": {s.name: s.decoding for s in settings} | {"max_new_tokens": limit},
-            "machine": machine(), "model": _about(loaded),
-            "answers": [{"kind": item.kind, "prompt": item.prompt,
-                         **{name: _plain(answer) for name, answer in item.by_setting.items()}} for item in answered],
-        })
+        _write(
+            json_file,
+            {
+                "figures": figures,
+                "settings": {s.name: s.decoding for s in settings} | {"max_new_tokens": limit},
+                "machine": machine(),
+                "model": _about(loaded),
+                "answers": [
+                    {
+                        "kind": item.kind,
+                        "prompt": item.prompt,
+                        **{name: _plain(answer) for name, answer in item.by_setting.items()},
+                    }
+                    for item in answered
+                ],
+            },
+        )
         say(f"wrote {json_file}")
     return 0
 
 
-def _answers(model: Model, prompts: list[dict[str, str]], settings: list[Setting], limit: int,
-             say: Callable[[str], None]) -> tuple[list[Answered], tuple[float, float]]:
+def _answers(
+    model: Model, prompts: list[dict[str, str]], settings: list[Setting], limit: int, say: Callable[[str], None]
+) -> tuple[list[Answered], tuple[float, float]]:
     """One answer per prompt and setting; and seconds of our AR and of transformers on the prompts both answered."""
     answered: list[Answered] = []
     ours = theirs = 0.0
@@ -120,7 +144,9 @@ def _side_by_side(item: Answered) -> str:
         speed = f"{answer.completion_tokens / answer.seconds:5.1f} tok/s {_tpf(answer):4.2f} tok/forward"
         lines.append(f"  {name:<14} {speed}  {same}".rstrip())
         if not same:
-            lines += textwrap.wrap(" ".join((answer.text or "").split()), WIDTH, initial_indent="    ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                " ".join((answer.text or "").split()), WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -136,9 +162,12 @@ def _total(name: str, answered: list[Answered]) -> Total:
     answers = [item.by_setting[name] for item in answered]
     tokens = sum(answer.completion_tokens for answer in answers)
     return Total(
-        tokens, sum(a.forwards for a in answers), sum(a.seconds for a in answers),
+        tokens,
+        sum(a.forwards for a in answers),
+        sum(a.seconds for a in answers),
         sum(item.by_setting[name].token_ids == item.by_setting["ar"].token_ids for item in answered),
-        repeated_4grams([a.token_ids for a in answers]), tokens / len(answers),
+        repeated_4grams([a.token_ids for a in answers]),
+        tokens / len(answers),
     )
 
 
@@ -172,16 +201,31 @@ def _figures(totals: dict[str, Total], answered: list[Answered], peer: tuple[flo
     return figures
 
 
+COLUMNS = ("mode", "tokens", "forwards", "tok/forward", "tok/s", "vs ar", "same as ar", "repeated", "length")
+
+
 def _table(totals: dict[str, Total], figures: dict[str, float]) -> str:
-    head = f"{'mode':<15}{'tokens':>8}{'forwards':>10}{'tok/forward':>13}{'tok/s':>8}{'vs ar':>8}{'= ar':>8}{'rep. 4-grams':>14}{'length':>8}"
+    """The figures as text. "repeated" is the share of 4-grams that occurred before in their own text."""
     rows = [
-        f"{name:<15}{t.tokens:>8}{t.forwards:>10}{t.tokens_per_forward:>13.2f}{t.tokens_per_second:>8.1f}"
-        f"{figures[f'{name}_vs_ar']:>7.2f}x{t.equal_to_ar:>5}/{figures['prompts']:<2.0f}{t.repeated_4grams:>13.1%}{t.mean_length:>8.1f}"
-        for name, t in totals.items()
+        (
+            name,
+            f"{total.tokens}",
+            f"{total.forwards}",
+            f"{total.tokens_per_forward:.2f}",
+            f"{total.tokens_per_second:.1f}",
+            f"{figures[f'{name}_vs_ar']:.2f}x",
+            f"{total.equal_to_ar}/{figures['prompts']:.0f}",
+            f"{total.repeated_4grams:.1%}",
+            f"{total.mean_length:.1f}",
+        )
+        for name, total in totals.items()
     ]
-    peer = (f"ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
-            f"{figures['ar_vs_transformers']:.2f}x")
-    return "\n".join([head, "-" * len(head), *rows, peer])
+    lines = [f"{row[0]:<15}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in (COLUMNS, *rows)]
+    peer = (
+        "ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
+        f"{figures['ar_vs_transformers']:.2f}x"
+    )
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], peer])
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
@@ -190,15 +234,32 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _about(model: Model) -> str:
     spec = model.spec
-    return (f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
-            f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}")
+    return (
+        f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
+        f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}"
+    )
 
 
 def machine() -> dict[str, Any]:
     """What a figure was measured on."""
-    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "capability": torch.backends.cpu.get_cpu_capability(), "python": platform.python_version(),
-            "torch": torch.__version__}
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name; Python leaves it empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
@@ -207,7 +268,3 @@ def _write(path: Path, report: dict[str, Any]) -> None:
         path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

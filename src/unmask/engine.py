@@ -39,21 +39,25 @@ class Live:
         self.kinds[self.step.kind] += 1
         self.positions += len(self.step.feed.tokens)
         if not found.finite.all():
-            raise RequestError("the network returned NaN or infinite logits for this request; try dtype fp32, and "
-                               "check the checkpoint's weights", field="prompt_ids")
+            raise RequestError(
+                "the network returned NaN or infinite logits for this request; try dtype fp32, and "
+                "check the checkpoint's weights",
+                field="prompt_ids",
+            )
         try:
             self.step = self.program.send(found)
         except StopIteration:
             self.step = None
         block = self.row.block
         if self.request.provisional and block is not None:
-            yield Provisional(self.index, block.start, block.tokens.tolist(), block.masked.tolist(),
-                              block.confidence.tolist())
+            yield Provisional(
+                self.index, block.start, block.tokens.tolist(), block.masked.tolist(), block.confidence.tolist()
+            )
         yield from self._settle()
 
     def _settle(self) -> Iterator[Event]:
         """The new tokens as an event; closes the row where they complete a stop string."""
-        fresh, text = self.row.written[self.told:], ""
+        fresh, text = self.row.written[self.told :], ""
         self.told += len(fresh)
         if fresh and self.row.finish == "stop":
             fresh = fresh[:-1]
@@ -79,11 +83,18 @@ class Live:
             tokens, reason = tokens[: self.stream.kept], "stop"
         now = time.perf_counter()
         return Answer(
-            text=None if self.stream is None else self.stream.text, token_ids=list(tokens),
-            finish_reason="error" if error else reason, prompt_tokens=len(self.row.prompt),
-            completion_tokens=len(tokens), forwards=self.kinds.total(), seconds=now - self.began,
-            mode=self.row.settings.mode, batch_seconds=now - batch_began, forwards_by_kind=dict(self.kinds),
-            positions_computed=self.positions, error=error,
+            text=None if self.stream is None else self.stream.text,
+            token_ids=list(tokens),
+            finish_reason="error" if error else reason,
+            prompt_tokens=len(self.row.prompt),
+            completion_tokens=len(tokens),
+            forwards=self.kinds.total(),
+            seconds=now - self.began,
+            mode=self.row.settings.mode,
+            batch_seconds=now - batch_began,
+            forwards_by_kind=dict(self.kinds),
+            positions_computed=self.positions,
+            error=error,
         )
 
 
@@ -94,8 +105,9 @@ class Engine:
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
 
-    def __init__(self, backbone: Backbone, spec: BlockSpec, tokenizer: Any = None, *, batch_size: int = 8,
-                 capacity: int = 0) -> None:
+    def __init__(
+        self, backbone: Backbone, spec: BlockSpec, tokenizer: Any = None, *, batch_size: int = 8, capacity: int = 0
+    ) -> None:
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
         self.rows, self.capacity = batch_size, capacity
         self.cache: Cache | None = None
@@ -167,8 +179,19 @@ class Engine:
         try:
             self.submit(request)
         except UnmaskError as error:
-            answer = Answer(None if self.tokenizer is None else "", [], "error", len(request.prompt_ids), 0, 0, 0.0,
-                            request.decoding.mode, 0.0, {}, error=error)
+            answer = Answer(
+                None if self.tokenizer is None else "",
+                [],
+                "error",
+                len(request.prompt_ids),
+                0,
+                0,
+                0.0,
+                request.decoding.mode,
+                0.0,
+                {},
+                error=error,
+            )
             yield Finished(self.count - 1 - base, answer)
 
     def _row(self, request: Request) -> Row:
@@ -177,8 +200,11 @@ class Engine:
         if not prompt:
             bos = getattr(self.tokenizer, "bos_token_id", None)
             if bos is None:
-                raise RequestError("the prompt is empty and the model has no beginning-of-text token; give a prompt",
-                                   field="prompt_ids", value=[])
+                raise RequestError(
+                    "the prompt is empty and the model has no beginning-of-text token; give a prompt",
+                    field="prompt_ids",
+                    value=[],
+                )
             prompt = [bos]
         if any(settings.stop) and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this checkpoint lacks; use stop_ids", field="stop")
@@ -240,10 +266,13 @@ def _propose(logits: torch.Tensor, steps: list[Step], mask_id: int) -> Proposals
     """One proposal for all slots of a forward, each with the settings of its own row."""
     reads = [len(step.feed.read) for step in steps]
     return propose(
-        logits, mask_id,
+        logits,
+        mask_id,
         temperature=torch.tensor([step.temperature for step, n in zip(steps, reads, strict=True) for _ in range(n)]),
         top_p=torch.tensor([step.top_p for step, n in zip(steps, reads, strict=True) for _ in range(n)]),
-        uniform=torch.cat([torch.zeros(n) if step.uniform is None else step.uniform
-                           for step, n in zip(steps, reads, strict=True)]),
-        confidence=any(step.confidence for step in steps), entropy=any(step.entropy for step in steps),
+        uniform=torch.cat(
+            [torch.zeros(n) if step.uniform is None else step.uniform for step, n in zip(steps, reads, strict=True)]
+        ),
+        confidence=any(step.confidence for step in steps),
+        entropy=any(step.entropy for step in steps),
     )

@@ -54,8 +54,12 @@ def flag_of(name: str) -> str:
 
 
 def read(
-    cls: type[T], values: Mapping[str, Any], where: str = "", *,
-    flags: Iterable[str] = (), lines: Mapping[str, int] = {},
+    cls: type[T],
+    values: Mapping[str, Any],
+    where: str = "",
+    *,
+    flags: Iterable[str] = (),
+    lines: Mapping[str, int] = {},
 ) -> T:
     """A checked instance of `cls`. ConfigError for an unknown key, a wrong type, a refused value, a missing key.
 

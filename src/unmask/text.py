@@ -26,8 +26,9 @@ def render(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], raw: bool = F
     if not prompt:
         raise RequestError("messages is empty; give at least one message", field="messages", value=[])
     if not getattr(tokenizer, "chat_template", None):
-        raise RequestError("this tokenizer has no chat template, so messages cannot be rendered; give a plain prompt",
-                           field="messages")
+        raise RequestError(
+            "this tokenizer has no chat template, so messages cannot be rendered; give a plain prompt", field="messages"
+        )
     try:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
     except Exception as error:  # whatever a template raises is about these messages
@@ -74,7 +75,7 @@ class Decoder:
 
     def _piece(self) -> str:
         before = self._text(self.left)
-        return self._text(self.left + self.open)[len(before):]
+        return self._text(self.left + self.open)[len(before) :]
 
     def _text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -103,7 +104,7 @@ class StopScanner:
             shown, self.held, self.stopped = self.held[: end + length], "", True
             return shown
         keep = max((self._overlap(stop) for stop in self.stops), default=0)
-        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep:]
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return shown
 
     def flush(self) -> str:

@@ -11,8 +11,15 @@ MASK = 7
 def one(logits: torch.Tensor, temperature: float = 0.0, top_p: float = 1.0, uniform: float = 0.5) -> Proposals:
     """Propose for each row of logits with the same settings."""
     n = len(logits)
-    return propose(logits, MASK, torch.full((n,), temperature), torch.full((n,), top_p), torch.full((n,), uniform),
-                   confidence=True, entropy=True)
+    return propose(
+        logits,
+        MASK,
+        torch.full((n,), temperature),
+        torch.full((n,), top_p),
+        torch.full((n,), uniform),
+        confidence=True,
+        entropy=True,
+    )
 
 
 def law(*chances: float) -> torch.Tensor:

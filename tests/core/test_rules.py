@@ -46,8 +46,15 @@ def test_any_rule_returns_one_boolean_per_slot(name, chances, parameter):
     assert accept.shape == confidence.shape and accept.dtype == torch.bool
 
 
-@pytest.mark.parametrize("draft, target, kept", [
-    ([], [5], 0), ([1], [1, 2], 1), ([1, 2, 3], [1, 2, 3, 4], 3), ([1, 9, 3], [1, 2, 3, 4], 1), ([9, 2], [1, 2, 3], 0),
-])
+@pytest.mark.parametrize(
+    "draft, target, kept",
+    [
+        ([], [5], 0),
+        ([1], [1, 2], 1),
+        ([1, 2, 3], [1, 2, 3, 4], 3),
+        ([1, 9, 3], [1, 2, 3, 4], 1),
+        ([9, 2], [1, 2, 3], 0),
+    ],
+)
 def test_accepted_counts_the_common_beginning(draft, target, kept):
     assert accepted(draft, target) == kept

@@ -28,13 +28,23 @@ def engine_parts(name: str) -> tuple[UniversalBackbone, BlockSpec]:
 def decode(traces: list[dict], batch_size: int) -> None:
     """Decode the traces, all of one checkpoint, and compare each with what the reference wrote and spent."""
     engine = Engine(*engine_parts(traces[0]["checkpoint"]), batch_size=batch_size)
-    answers = engine.generate([
-        Request(trace["prompt_ids"], Decoding(
-            mode="threshold", threshold=trace["threshold"], block_size=trace["block_size"],
-            sub_block_size=trace["sub_block_size"], sub_block_cache=trace["sub_block_cache"],
-            stop_ids=(trace["stop_id"],), max_new_tokens=len(trace["token_ids"])))
-        for trace in traces
-    ])
+    answers = engine.generate(
+        [
+            Request(
+                trace["prompt_ids"],
+                Decoding(
+                    mode="threshold",
+                    threshold=trace["threshold"],
+                    block_size=trace["block_size"],
+                    sub_block_size=trace["sub_block_size"],
+                    sub_block_cache=trace["sub_block_cache"],
+                    stop_ids=(trace["stop_id"],),
+                    max_new_tokens=len(trace["token_ids"]),
+                ),
+            )
+            for trace in traces
+        ]
+    )
     for trace, answer in zip(traces, answers, strict=True):
         assert answer.error is None
         stop = [trace["stop_id"]] if answer.finish_reason == "stop" else []
@@ -53,9 +63,9 @@ def by_checkpoint(trace: dict) -> str:
     return trace["checkpoint"]
 
 
-@pytest.mark.parametrize("name, traces", [
-    (name, list(group)) for name, group in groupby(sorted(TRACES, key=by_checkpoint), by_checkpoint)
-])
+@pytest.mark.parametrize(
+    "name, traces", [(name, list(group)) for name, group in groupby(sorted(TRACES, key=by_checkpoint), by_checkpoint)]
+)
 def test_all_traces_of_a_checkpoint_in_batches(name, traces):
     """Rows of different prompts, block sizes, thresholds and cache settings side by side, admitted as others end."""
     decode(traces, batch_size=7)

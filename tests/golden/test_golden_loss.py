@@ -21,8 +21,16 @@ def loss_of(model, trace):
     rows = []
     for ids, labels, mask in zip(trace["input_ids"], trace["labels"], trace["mask"], strict=True):
         draw = Draw(0, torch.tensor(mask).bool())
-        rows.append(noisy_row(torch.tensor(ids), torch.tensor(labels) != -100, [draw], block_size=trace["block_size"],
-                              mask_id=trace["mask_id"], causal=False))
+        rows.append(
+            noisy_row(
+                torch.tensor(ids),
+                torch.tensor(labels) != -100,
+                [draw],
+                block_size=trace["block_size"],
+                mask_id=trace["mask_id"],
+                causal=False,
+            )
+        )
     batch = collate(rows)
     hidden = joint(model, batch, mask_id=trace["mask_id"], mask_vector=None, causal=False)
     total = label_loss(hidden.flatten(0, 1)[batch.source], batch.target, lambda h: head(model, h))

@@ -54,7 +54,10 @@ def test_the_loss_falls_and_the_result_decodes(form, base, data, tmp_path, capfd
     assert json.loads((tmp_path / "run" / "rows.json").read_text()) == {"kept": 12}
     model = unmask.load(tmp_path / "run" / "model", device="cpu")
     assert (model.spec.block_size, model.spec.context, model.spec.adapter_scope) == (
-        8, settings.context, settings.adapter_scope)
+        8,
+        settings.context,
+        settings.adapter_scope,
+    )
     [answer] = model.generate(["What is 3 and 3?"], max_new_tokens=20)
     assert answer.error is None and answer.mode == ("threshold" if settings.context == "block" else "verified")
     assert 0 < len(answer.token_ids) <= 20 and model.spec.mask_id not in answer.token_ids
@@ -86,8 +89,9 @@ def first_step(settings, rows):
     """Progress and gradient of a run's first step."""
     learner, accelerator = Learner(settings), Accelerator()
     optimizer = Recorder(learner.trainable().values(), lr=1.0)
-    encoded = loop.load_rows([str(rows)], learner.tokenizer, max_length=512, truncation="keep",
-                             stop_ids=learner.spec.stop_ids).rows
+    encoded = loop.load_rows(
+        [str(rows)], learner.tokenizer, max_length=512, truncation="keep", stop_ids=learner.spec.stop_ids
+    ).rows
     progress = loop._step(accelerator, learner, learner, optimizer, encoded, settings, 1, [])
     return progress, optimizer.seen
 
@@ -109,7 +113,9 @@ def test_o6_01_accumulation_equals_the_large_batch(form, base, tmp_path):
 
 def test_o6_02_a_resumed_run_sees_the_rows_in_the_same_order(base, tmp_path, monkeypatch):
     rows, seen, noised = save_rows(tmp_path / "rows.jsonl", many_rows(20)), [], loop._noised
-    monkeypatch.setattr(loop, "_noised", lambda row, n, epoch, *rest: seen.append((epoch, n)) or noised(row, n, epoch, *rest))
+    monkeypatch.setattr(
+        loop, "_noised", lambda row, n, epoch, *rest: seen.append((epoch, n)) or noised(row, n, epoch, *rest)
+    )
     train(recipe(base, rows, tmp_path / "straight", steps=30, batch_rows=2, save_every=100))
     straight = seen.copy()
     assert [sorted(n for e, n in straight if e == epoch) for epoch in range(3)] == [list(range(20))] * 3
@@ -150,8 +156,14 @@ def test_o6_06_a_logit_does_not_depend_on_the_target_it_predicts(base, causal):
 
 def test_o6_06_training_and_evaluation_mode_give_the_same_loss(base, data, tmp_path):
     learner = Learner(recipe(base, data, tmp_path / "run"))
-    row = noisy_row(torch.arange(20), torch.arange(20) >= 7, [draw_noise(20, 8, seeded(1), shift=False, full_share=0.0)],
-                    block_size=8, mask_id=260, causal=False)
+    row = noisy_row(
+        torch.arange(20),
+        torch.arange(20) >= 7,
+        [draw_noise(20, 8, seeded(1), shift=False, full_share=0.0)],
+        block_size=8,
+        mask_id=260,
+        causal=False,
+    )
     batch = collate([row])
     assert torch.equal(learner.train()(batch), learner.eval()(batch))
 
@@ -166,8 +178,17 @@ def by_heart(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("heart")
     base = save_base(place / "base", plain=True)
     rows = save_rows(place / "rows.jsonl", [{"prompt": q, "completion": answer_to(q)} for q in QUESTIONS.values()])
-    settings = recipe(base, rows, place / "run", method="full", steps=400, batch_rows=3, full_share=0.3,
-                      save_every=1000, **LEARNING[request.param])
+    settings = recipe(
+        base,
+        rows,
+        place / "run",
+        method="full",
+        steps=400,
+        batch_rows=3,
+        full_share=0.3,
+        save_every=1000,
+        **LEARNING[request.param],
+    )
     losses = [progress.loss for progress in train(settings)]
     assert sum(losses[-20:]) / 20 < 0.05
     return unmask.load(place / "run" / "model", device="cpu"), losses[0]
@@ -189,8 +210,9 @@ def test_o6_09_what_was_learned_by_heart_is_decoded(by_heart, length, threshold,
     model, question = by_heart[0], QUESTIONS[length]
     modes = ["threshold"] if model.spec.context == "block" else ["threshold", "ar", "verified"]
     for mode in modes:
-        [answer] = model.generate([question], raw=True, mode=mode, threshold=threshold, sub_block_cache=cached,
-                                  max_new_tokens=40)
+        [answer] = model.generate(
+            [question], raw=True, mode=mode, threshold=threshold, sub_block_cache=cached, max_new_tokens=40
+        )
         assert answer.text == answer_to(question) and answer.finish_reason == "stop"
         assert mode == "ar" or answer.forwards < 25
 
@@ -211,8 +233,10 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
     learner, accelerator = Learner(settings), Accelerator()
     ids = torch.arange(20)
     noise = draw_noise(20, 8, seeded(1), shift=False, full_share=0.0)
-    full, empty = (collate([noisy_row(ids, labelled, [noise], block_size=8, mask_id=260, causal=False)])
-                   for labelled in (ids >= 7, ids < 0))
+    full, empty = (
+        collate([noisy_row(ids, labelled, [noise], block_size=8, mask_id=260, causal=False)])
+        for labelled in (ids >= 7, ids < 0)
+    )
     gradients = []
     for forwards in ([full], [empty, full]):
         learner.zero_grad()
@@ -235,11 +259,14 @@ def test_a_warm_start_continues_exactly(base, data, tmp_path):
     assert resumed[0].loss < 0.95 * fresh[0].loss
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"rank": 2}, "has rank 4 and alpha 8, the recipe 2 and 8"),
-    ({"alpha": 16.0}, "has rank 4 and alpha 8, the recipe 4 and 16"),
-    ({"method": "full"}, "start_from continues an adapter"),
-])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 2}, "has rank 4 and alpha 8, the recipe 2 and 8"),
+        ({"alpha": 16.0}, "has rank 4 and alpha 8, the recipe 4 and 16"),
+        ({"method": "full"}, "start_from continues an adapter"),
+    ],
+)
 def test_a_warm_start_that_does_not_fit_is_refused(base, data, tmp_path, fields, message):
     Learner(recipe(base, data, tmp_path / "run")).save(tmp_path / "adapter")
     with pytest.raises(ConfigError, match=message):

@@ -36,7 +36,8 @@ def toml(base, tmp_path):
     file = tmp_path / "recipe.toml"
     file.write_text(
         f'base = "{base}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\nmethod = "full"\n'
-        "block_size = 8\nsub_block_size = 4\nsteps = 4\nbatch_rows = 4\nsave_every = 2\n")
+        "block_size = 8\nsub_block_size = 4\nsteps = 4\nbatch_rows = 4\nsave_every = 2\n"
+    )
     return file
 
 
@@ -61,12 +62,17 @@ def test_a_missing_data_file(toml, tmp_path, failed):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ('{"messages": [', "line 7: is not JSON (Expecting value at column 15)"),
-    ('{"messages": [{"role": "user", "content": "x"}]}',
-     "line 7, field 'messages': holds no assistant turn: a row needs an answer"),
-    ('{"prompt": "x", "completion": ""}', "line 7, field 'completion': is empty: a row needs an answer"),
-])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"messages": [', "line 7: is not JSON (Expecting value at column 15)"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}]}',
+            "line 7, field 'messages': holds no assistant turn: a row needs an answer",
+        ),
+        ('{"prompt": "x", "completion": ""}', "line 7, field 'completion': is empty: a row needs an answer"),
+    ],
+)
 def test_a_bad_row_on_line_7(toml, tmp_path, failed, line, message):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in many_rows(6)) + line + "\n")
@@ -77,7 +83,8 @@ def test_data_of_which_nothing_is_left(toml, tmp_path, failed):
     rows = save_rows(tmp_path / "rows.jsonl", [chat("q" * 100, "a")])
     assert failed("adapt", toml, "--max-length", 64) == (
         f"error: no row with an answer is left of {rows} (1 dropped: the answer begins after max_length 64); "
-        "raise max_length above 64 or give other data")
+        "raise max_length above 64 or give other data"
+    )
 
 
 def test_an_unknown_key_and_a_refused_value_in_a_recipe(toml, failed):
@@ -122,7 +129,9 @@ def full_disk(room):
 def test_a_full_disk_while_saving_loses_nothing(toml, tmp_path, failed, capfd):
     output = tmp_path / "run"
     assert main(["adapt", str(toml)]) == 0
-    before = {file: file.read_bytes() for file in sorted(output.rglob("*")) if file.name != "recipe.json" and file.is_file()}
+    before = {
+        file: file.read_bytes() for file in sorted(output.rglob("*")) if file.name != "recipe.json" and file.is_file()
+    }
     capfd.readouterr()
     with full_disk(50_000):
         message = failed("adapt", toml, "--resume", "--steps", 8)
@@ -144,8 +153,25 @@ def test_a_full_disk_while_logging_is_one_line(toml, failed):
 def test_ctrl_c_in_generation(base):
     environment = os.environ | {"PYTHONPATH": str(Path(unmask.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "unmask", "generate", "--model", str(base), "--mode", "ar", "--raw", "--prompt", "abc",
-         "--max-new-tokens", "4000"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        [
+            sys.executable,
+            "-m",
+            "unmask",
+            "generate",
+            "--model",
+            str(base),
+            "--mode",
+            "ar",
+            "--raw",
+            "--prompt",
+            "abc",
+            "--max-new-tokens",
+            "4000",
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     begun = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

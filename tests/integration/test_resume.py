@@ -20,8 +20,12 @@ SLOW_SAVING = (  # the same command, with time to die between the files of state
     "def slow(tensors, file): save(tensors, file); time.sleep(9 * ('state-0000020' in str(file)))\n"
     "t.save_file = slow; from unmask.cli import main; sys.exit(main(sys.argv[1:]))"
 )
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(unmask.__file__).parent.parent), "OMP_NUM_THREADS": "1",
-                            "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error::FutureWarning"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(Path(unmask.__file__).parent.parent),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "error::FutureWarning",
+}
 
 
 class Run:
@@ -31,8 +35,12 @@ class Run:
         self.output = output
         how = ["-c", SLOW_SAVING] if slow_saving else ["-m", "unmask"]
         self.process = subprocess.Popen(
-            [sys.executable, *how, "adapt", str(toml), "--output", str(output), *flags], env=ENVIRONMENT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            [sys.executable, *how, "adapt", str(toml), "--output", str(output), *flags],
+            env=ENVIRONMENT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def when(self, condition, number):
         """Send signal `number` as soon as `condition` holds; returns the exit code and what stands on stderr."""
@@ -64,7 +72,7 @@ def stages(tmp_path_factory):
     rows = save_rows(place / "rows.jsonl", many_rows(20))
     toml = place / "recipe.toml"
     toml.write_text(f"""
-        base = "{save_base(place / 'base')}"
+        base = "{save_base(place / "base")}"
         data = ["{rows}"]
         output = "elsewhere"
         context = "causal"
@@ -105,8 +113,12 @@ def test_o6_03_the_losses_are_those_of_the_straight_run(stages):
 
 def test_o6_03_the_weights_and_moments_are_those_of_the_straight_run(stages):
     straight, broken, _ = stages
-    for file in ("model/adapter_model.safetensors", "model/mask_embedding.safetensors",
-                 f"state-{STEPS:07d}/weights.safetensors", f"state-{STEPS:07d}/optimizer.safetensors"):
+    for file in (
+        "model/adapter_model.safetensors",
+        "model/mask_embedding.safetensors",
+        f"state-{STEPS:07d}/weights.safetensors",
+        f"state-{STEPS:07d}/optimizer.safetensors",
+    ):
         assert (straight / file).read_bytes() == (broken / file).read_bytes(), file
 
 
@@ -115,7 +127,9 @@ def test_o6_03_a_partial_state_is_ignored_and_then_removed(stages):
     left = [name for name in seen["after killed saving"] if name.endswith(".tmp")]
     assert len(left) == 1 and left[0].startswith(".state-0000020.") and "state-0000016" in seen["after killed saving"]
     assert not [name for name in seen["after SIGINT"] if name.endswith(".tmp")]
-    assert listing(broken) == listing(straight) == ["log.jsonl", "model", "recipe.json", "rows.json", f"state-{STEPS:07d}"]
+    assert (
+        listing(broken) == listing(straight) == ["log.jsonl", "model", "recipe.json", "rows.json", f"state-{STEPS:07d}"]
+    )
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -64,8 +64,14 @@ def test_the_split_forward_has_the_gradient_of_the_reference_layout(model):
 
 def test_o6_08_both_streams_are_numbered_from_zero_and_the_clean_one_is_a_plain_forward(model):
     ids = text(24)
-    row = noisy_row(ids, torch.arange(24) >= 8, [draw_noise(24, 8, seeded(1), shift=False, full_share=1.0)], block_size=8,
-                    mask_id=MASK, causal=False)
+    row = noisy_row(
+        ids,
+        torch.arange(24) >= 8,
+        [draw_noise(24, 8, seeded(1), shift=False, full_share=1.0)],
+        block_size=8,
+        mask_id=MASK,
+        causal=False,
+    )
     batch = collate([row])
     assert batch.streams.position[0].tolist() == [*range(24), *range(8, 24)]
     _, hidden = run(model, batch)
@@ -73,7 +79,9 @@ def test_o6_08_both_streams_are_numbered_from_zero_and_the_clean_one_is_a_plain_
     from unmask.model.backbone import Feed
 
     ends = [int(p) // 8 * 8 + 8 for p in range(24)]
-    logits = backbone.forward(backbone.new_cache(1, 32), [0], [Feed(ids.tolist(), 0, ends, [False] * 24, list(range(24)))])
+    logits = backbone.forward(
+        backbone.new_cache(1, 32), [0], [Feed(ids.tolist(), 0, ends, [False] * 24, list(range(24)))]
+    )
     assert torch.allclose(head(model, hidden[:24]), logits, atol=1e-4)
 
 
@@ -90,7 +98,9 @@ def test_training_forward_equals_denoising_each_block_on_its_clean_prefix(model)
         prefix_ends = [p // 8 * 8 + 8 for p in range(first)]
         backbone.forward(cache, [0], [Feed(ids[:first].tolist(), 0, prefix_ends, [False] * first, [])])
         block = slice(first, first + 8)
-        logits = backbone.forward(cache, [0], [Feed(ids[block].tolist(), first, [first + 8] * 8, masked[block].tolist(), list(range(8)))])
+        logits = backbone.forward(
+            cache, [0], [Feed(ids[block].tolist(), first, [first + 8] * 8, masked[block].tolist(), list(range(8)))]
+        )
         place = ((row.streams.stream > 0) & (row.streams.start == first)).nonzero().flatten()
         if len(place):
             assert torch.allclose(head(model, hidden[place]), logits, atol=1e-4)
@@ -122,9 +132,14 @@ def test_block_size_one_with_a_checkerboard_is_the_causal_language_model_loss(mo
 @pytest.mark.parametrize("pad_id", [0, 77])
 def test_o1_03_padding_does_not_move_the_loss(model, pad_id):
     def row(length, seed):
-        return noisy_row(text(length, seed), torch.arange(length) >= 5,
-                         [draw_noise(length, 8, seeded(seed), shift=False, full_share=0.3)], block_size=8, mask_id=MASK,
-                         causal=False)
+        return noisy_row(
+            text(length, seed),
+            torch.arange(length) >= 5,
+            [draw_noise(length, 8, seeded(seed), shift=False, full_share=0.3)],
+            block_size=8,
+            mask_id=MASK,
+            causal=False,
+        )
 
     short, long = row(20, 1), row(40, 2)
     together = collate([short, long], pad_id=pad_id)
@@ -135,8 +150,18 @@ def test_o1_03_padding_does_not_move_the_loss(model, pad_id):
 
 
 def test_o6_05_the_head_sees_label_rows_only(model, monkeypatch):
-    batch = collate([noisy_row(text(64), torch.arange(64) >= 54, [draw_noise(64, 8, seeded(0), shift=False, full_share=0.0)],
-                               block_size=8, mask_id=MASK, causal=False)])
+    batch = collate(
+        [
+            noisy_row(
+                text(64),
+                torch.arange(64) >= 54,
+                [draw_noise(64, 8, seeded(0), shift=False, full_share=0.0)],
+                block_size=8,
+                mask_id=MASK,
+                causal=False,
+            )
+        ]
+    )
     hidden = joint(model, batch, mask_id=MASK, mask_vector=None, causal=False).flatten(0, 1)
     rows = []
 

@@ -122,8 +122,8 @@ def _plain(answer: Any, number: int, alone: bool) -> str:
 def _placed(error: UnmaskError, prompt: Prompt) -> UnmaskError:
     """The same error with the flag as typed in the place of the setting's name, and the prompt's place before it."""
     text, setting = str(error), str(getattr(error, "field", None))
-    if setting in Decoding.__dataclass_fields__:
-        text = text.replace(setting, flag_of(setting), 1)
+    if setting in Decoding.__dataclass_fields__ and text.startswith(setting + " "):
+        text = flag_of(setting) + text.removeprefix(setting)
     return type(error)(f"{prompt.where}: {text}" if prompt.where else text)
 
 

@@ -13,13 +13,19 @@ class Loading:
     """Which model, and how it is loaded. Light: nothing is imported before `load_model` is called."""
 
     model: str = option("demo", help="demo, a directory, a hub id, or a .gguf file", metavar="M")
-    mask_id: int | None = option(None, help="mask token of a checkpoint that does not state its own",
-                                 check=lambda v: v >= 0, allowed="0 or more", metavar="N")
+    mask_id: int | None = option(
+        None,
+        help="mask token of a checkpoint that does not state its own",
+        check=lambda v: v >= 0,
+        allowed="0 or more",
+        metavar="N",
+    )
     dtype: Literal["fp32", "bf16", "fp16"] | None = option(None, help="number type; default: the checkpoint's own")
     backbone: Literal["auto", "universal"] = option("auto", help="the network's implementation")
     device: str = option("auto", help="auto takes a GPU where there is one", metavar="auto|cpu|cuda")
-    batch_size: int = option(8, help="prompts decoded together", check=lambda v: v >= 1, allowed="at least 1",
-                             metavar="N")
+    batch_size: int = option(
+        8, help="prompts decoded together", check=lambda v: v >= 1, allowed="at least 1", metavar="N"
+    )
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
@@ -32,5 +38,11 @@ def load_model(args: argparse.Namespace) -> Any:
     wanted = read(Loading, chosen, flags=chosen)
     from unmask.api import load
 
-    return load(wanted.model, dtype=wanted.dtype, device=wanted.device, backbone=wanted.backbone,
-                mask_id=wanted.mask_id, batch_size=wanted.batch_size)
+    return load(
+        wanted.model,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        backbone=wanted.backbone,
+        mask_id=wanted.mask_id,
+        batch_size=wanted.batch_size,
+    )

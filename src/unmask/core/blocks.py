@@ -1,15 +1,11 @@
 """Position arithmetic of blocks. A grid with origin o cuts positions into blocks [o + nD, o + (n + 1)D)."""
 
-from typing import TypeVar
-
 from torch import Tensor
 
-Positions = TypeVar("Positions", int, Tensor)
 
-
-def block_start(position: Positions, block_size: int, origin: int = 0) -> Positions:
-    """First position of the block that holds `position`; elementwise on tensors. Positions before the origin belong to
-    blocks that begin before it."""
+def block_start(position: Tensor, block_size: int, origin: int = 0) -> Tensor:
+    """First position of the block that holds `position`, elementwise. Positions before the origin belong to blocks that
+    begin before it."""
     return (position - origin) // block_size * block_size + origin
 
 

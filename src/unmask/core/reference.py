@@ -12,8 +12,16 @@ from unmask.core.noise import views
 from unmask.core.streams import Draw, NoisyRow, extend
 
 
-def reference_rows(ids: Tensor, labelled: Tensor, draws: list[Draw], *, block_size: int, mask_id: int, causal: bool,
-                   complementary: bool = True) -> list[NoisyRow]:
+def reference_rows(
+    ids: Tensor,
+    labelled: Tensor,
+    draws: list[Draw],
+    *,
+    block_size: int,
+    mask_id: int,
+    causal: bool,
+    complementary: bool = True,
+) -> list[NoisyRow]:
     """One row per view of each draw. Arguments as for `noisy_row`; the labels of the next-token loss are empty."""
     rows, nothing = [], ids.new_zeros(0)
     for draw in draws:
@@ -24,9 +32,21 @@ def reference_rows(ids: Tensor, labelled: Tensor, draws: list[Draw], *, block_si
         for number, masked in enumerate(views(draw.hit, maskable, complementary), start=1):
             stream = torch.cat([torch.full((clean,), CLEAN), torch.full((len(full),), number)])
             label = masked[1:].nonzero().squeeze(1) + 1
-            rows.append(NoisyRow(
-                torch.cat([full[:clean], full]), torch.cat([filling[:clean], masked | filling]),
-                Streams(stream, torch.cat([block_start(position[:clean], block_size), start]), position,
-                        torch.zeros_like(position)),
-                clean, label - 1 + clean, full[label], nothing, nothing))
+            rows.append(
+                NoisyRow(
+                    torch.cat([full[:clean], full]),
+                    torch.cat([filling[:clean], masked | filling]),
+                    Streams(
+                        stream,
+                        torch.cat([block_start(position[:clean], block_size), start]),
+                        position,
+                        torch.zeros_like(position),
+                    ),
+                    clean,
+                    label - 1 + clean,
+                    full[label],
+                    nothing,
+                    nothing,
+                )
+            )
     return rows

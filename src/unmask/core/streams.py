@@ -50,8 +50,16 @@ def draw_noise(length: int, block_size: int, generator: torch.Generator, *, shif
     return Draw(origin, hits(block_start(positions, block_size, origin), generator, full_share))
 
 
-def noisy_row(ids: Tensor, labelled: Tensor, draws: list[Draw], *, block_size: int, mask_id: int, causal: bool,
-              complementary: bool = True) -> NoisyRow:
+def noisy_row(
+    ids: Tensor,
+    labelled: Tensor,
+    draws: list[Draw],
+    *,
+    block_size: int,
+    mask_id: int,
+    causal: bool,
+    complementary: bool = True,
+) -> NoisyRow:
     """Lay out ids, Long [token], of which `labelled`, Bool [token], are learned.
 
     causal: the first slot of a block is never masked, since decoding knows it from the clean stream. In block context
@@ -78,8 +86,16 @@ def noisy_row(ids: Tensor, labelled: Tensor, draws: list[Draw], *, block_size: i
             offset += len(at)
     ids_, masked_, stream, start, position = (torch.cat(column) for column in zip(*parts, strict=True))
     label = labelled[1:].nonzero().squeeze(1) + 1
-    return NoisyRow(ids_, masked_, Streams(stream, start, position, torch.zeros_like(position)), len(clean_ids),
-                    torch.cat(sources), torch.cat(targets), label - 1, ids[label])
+    return NoisyRow(
+        ids_,
+        masked_,
+        Streams(stream, start, position, torch.zeros_like(position)),
+        len(clean_ids),
+        torch.cat(sources),
+        torch.cat(targets),
+        label - 1,
+        ids[label],
+    )
 
 
 def extend(ids: Tensor, labelled: Tensor, draw: Draw, block_size: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,8 +126,16 @@ class StreamBatch:
 
     def to(self, device: torch.device) -> "StreamBatch":
         streams = Streams(*(getattr(self.streams, name).to(device) for name in Streams.__dataclass_fields__))
-        return StreamBatch(self.ids.to(device), self.masked.to(device), streams, self.clean, self.source.to(device),
-                           self.target.to(device), self.ar_source.to(device), self.ar_target.to(device))
+        return StreamBatch(
+            self.ids.to(device),
+            self.masked.to(device),
+            streams,
+            self.clean,
+            self.source.to(device),
+            self.target.to(device),
+            self.ar_source.to(device),
+            self.ar_target.to(device),
+        )
 
 
 def collate(rows: list[NoisyRow], pad_id: int = 0) -> StreamBatch:
@@ -133,6 +157,13 @@ def collate(rows: list[NoisyRow], pad_id: int = 0) -> StreamBatch:
             field[n, at] = getattr(row.streams, name)
         for name, found in shifted.items():
             found.append(at[getattr(row, name)] + n * width)
-    return StreamBatch(ids, masked, Streams(*fields), clean, torch.cat(shifted["source"]),
-                       torch.cat([row.target for row in rows]), torch.cat(shifted["ar_source"]),
-                       torch.cat([row.ar_target for row in rows]))
+    return StreamBatch(
+        ids,
+        masked,
+        Streams(*fields),
+        clean,
+        torch.cat(shifted["source"]),
+        torch.cat([row.target for row in rows]),
+        torch.cat(shifted["ar_source"]),
+        torch.cat([row.ar_target for row in rows]),
+    )

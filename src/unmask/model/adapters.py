@@ -21,8 +21,17 @@ from unmask.model.files import read_json
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SPEC, MASK = "block_spec.json", "mask_embedding.safetensors"
 PREFIX = "base_model.model."
-UNKNOWN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "layer_replication",
-           "use_qalora", "trainable_token_indices", "target_parameters")
+UNKNOWN = (
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "fan_in_fan_out",
+    "layer_replication",
+    "use_qalora",
+    "trainable_token_indices",
+    "target_parameters",
+)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ block cache, the current block's own stretch is the DualCache, and a commit rewr
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where one forward writes and how far it looks: rows [row] or None for all in order, slots [row, query], width."""
+    """Where one forward writes and how far it looks.
 
-    rows: Tensor | None
+    rows: Long [row]; everyone: whether these are all rows in order; slots: Long [row, query]; width: positions in view
+    """
+
+    rows: Tensor
+    everyone: bool
     slots: Tensor
     width: int
 
@@ -44,11 +47,10 @@ class StaticCache:
         return like.new_zeros(self.rows, like.shape[1], self.capacity + 1, like.shape[3])
 
     def _write(self, buffer: Tensor, new: Tensor, plan: Plan) -> None:
-        rows = torch.arange(self.rows, device=new.device) if plan.rows is None else plan.rows
-        buffer[rows[:, None], :, plan.slots] = new.transpose(1, 2)
+        buffer[plan.rows[:, None], :, plan.slots] = new.transpose(1, 2)
 
     def _read(self, buffer: Tensor, plan: Plan) -> Tensor:
-        return (buffer if plan.rows is None else buffer[plan.rows])[:, :, : plan.width]
+        return (buffer if plan.everyone else buffer[plan.rows])[:, :, : plan.width]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """What transformers asks when it is not told positions; we always tell it."""

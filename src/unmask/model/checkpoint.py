@@ -47,8 +47,12 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    ref: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu",
-    mask_id: int | None = None, base: str | None = None,
+    ref: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    mask_id: int | None = None,
+    base: str | None = None,
 ) -> Checkpoint:
     """Load a model reference (see `sources`). dtype None keeps the checkpoint's own.
 
@@ -103,7 +107,11 @@ def save_full(
 
 
 def save_adapter(
-    state: dict[str, Tensor], config: dict[str, Any], mask_vector: Tensor | None, spec: BlockSpec, base: str,
+    state: dict[str, Tensor],
+    config: dict[str, Any],
+    mask_vector: Tensor | None,
+    spec: BlockSpec,
+    base: str,
     directory: Path,
 ) -> None:
     """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once.
@@ -130,7 +138,8 @@ def _load_full(
     tokenizer = load_tokenizer(path, config)
     spec = read_spec(path, config, tokenizer, mask_id)
     model = load_model(path, config, model_class, dtype, device)
-    stops = set(declared_stops(model.config, tokenizer, model.generation_config)) | set(spec.stop_ids if spec else ())
+    declared = declared_stops(model.config, tokenizer, model.generation_config)
+    stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
 
 

@@ -5,6 +5,8 @@ network that keeps something other than one key and one value per position, or w
 more than a position, would run and be wrong. Those are refused here, each with its reason.
 """
 
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from unmask.errors import UnsupportedModelError
@@ -26,13 +28,23 @@ def check_family(config: Any, model_class: type | None) -> None:
 def _architecture(config: Any, model_class: type | None) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder; use a decoder-only causal LM"
+    if config.model_type in _encoders():
+        return "it is a bidirectional encoder; use a decoder-only causal LM"
     if config.model_type in STATE_SPACE or getattr(model_class, "_is_stateful", False):
         return "its layers carry a running state, not keys and values per position; use an attention-only model"
     if model_class is None:
         return "transformers has no causal LM of this type; use a decoder-only causal LM"
     if not getattr(model_class, "_supports_sdpa", False):
         return "its attention does not go through scaled_dot_product_attention, so it would ignore the block mask"
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
+        return "it takes no position ids, so a block could not be told where it stands"
     return None
+
+
+def _encoders() -> Iterable[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _attention(config: Any) -> str | None:
@@ -43,6 +55,8 @@ def _attention(config: Any) -> str | None:
         return "its ALiBi bias is built from a causal mask; use a model with rotary positions"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps attention logits, which scaled_dot_product_attention cannot do"
+    if getattr(config, "hidden_size_per_layer_input", None):
+        return "every layer looks tokens up by id, so a masked slot could not have an embedding of its own"
     return None
 
 
@@ -56,8 +70,10 @@ def _rope(config: Any) -> str | None:
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
             if config.max_position_embeddings > original:
-                return (f"rope scaling 'longrope' changes its frequencies beyond {original} positions, so cached keys "
-                        f"would be wrong; max_position_embeddings {original} in its config.json avoids that")
+                return (
+                    f"rope scaling 'longrope' changes its frequencies beyond {original} positions, so cached keys "
+                    f"would be wrong; max_position_embeddings {original} in its config.json avoids that"
+                )
     return None
 
 

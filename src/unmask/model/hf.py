@@ -11,6 +11,7 @@ from unmask.model.files import Weights, available_memory, inspect_weights, read_
 from unmask.model.quiet import quiet
 
 OFFICIAL = "Fast_dLLM_Qwen"
+COMPLETE = {"TokenizersBackend", "PreTrainedTokenizerFast"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -34,7 +35,8 @@ def read_config(directory: Path) -> tuple[Any, type]:
         raise UnsupportedModelError(f"{directory}: transformers does not know the model type '{kind}'{code}")
     entries.pop("auto_map", None)
     try:
-        config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+        with quiet():
+            config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
     except Exception as e:  # each family raises its own types, from a missing key to a strict-dataclass error
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {str(e).splitlines()[0]}") from e
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -55,13 +57,19 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
     with quiet():
         try:
             model, info = model_class.from_pretrained(  # type: ignore[attr-defined]
-                directory, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-                local_files_only=True, output_loading_info=True,
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         except (OSError, RuntimeError, ValueError) as e:
             raise CheckpointError(f"{directory} cannot be loaded: {' '.join(str(e).split())[:300]}") from e
     for what in ("missing", "unexpected", "mismatched"):
-        if names := sorted(str(name) for name in info[f"{what}_keys"]):
+        if names := sorted(" ".join(map(str, key)) if isinstance(key, tuple) else key for key in info[f"{what}_keys"]):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(f"{directory} does not fit its config.json: {what} weight {names[0]}{more}")
     return model.to(device).eval()
@@ -81,11 +89,21 @@ def load_tokenizer(directory: Path, config: Any) -> Any | None:
     """The directory's tokenizer; None where it has none. CheckpointError where it needs code of its own."""
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    options = {"config": config, "trust_remote_code": False, "local_files_only": True}
+    options = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
         try:
-            return AutoTokenizer.from_pretrained(directory, **options)
+            if _is_complete(directory):
+                return PreTrainedTokenizerFast.from_pretrained(directory, **options)
+            return AutoTokenizer.from_pretrained(directory, config=config, **options)
         except Exception as e:  # anything from a JSON error to one of the tokenizers library's own
             raise CheckpointError(f"{directory}: tokenizer cannot be loaded: {' '.join(str(e).split())[:99]}") from e
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether tokenizer.json says everything. For some model types transformers would put its own class in the place
+    of the declared one, with an end token that the file does not have."""
+    about = directory / "tokenizer_config.json"
+    declared = read_json(about).get("tokenizer_class") if about.is_file() else None
+    return declared in COMPLETE and (directory / "tokenizer.json").is_file()

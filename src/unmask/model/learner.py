@@ -34,8 +34,12 @@ class Learner(nn.Module):
         stated = loaded.spec.mask_id if loaded.spec is not None and recipe.mask_id is None else recipe.mask_id
         mask_id = prepare_mask(loaded.model, loaded.tokenizer, stated)
         self.spec = BlockSpec(
-            block_size=recipe.block_size, sub_block_size=recipe.sub_block_size, mask_id=mask_id,
-            stop_ids=loaded.stop_ids, context=recipe.context, adapter_scope=recipe.adapter_scope,
+            block_size=recipe.block_size,
+            sub_block_size=recipe.sub_block_size,
+            mask_id=mask_id,
+            stop_ids=loaded.stop_ids,
+            context=recipe.context,
+            adapter_scope=recipe.adapter_scope,
         )
         self.mask_vector: nn.Parameter | None = None
         self.model: Any = loaded.model.train()
@@ -52,8 +56,10 @@ class Learner(nn.Module):
         torch.manual_seed(recipe.seed)
         with warnings.catch_warnings():  # peft asks transformers by the old name
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            self.peft = get_peft_model(self.model, LoraConfig(
-                r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0))
+            self.peft = get_peft_model(
+                self.model,
+                LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0),
+            )
         self.mask_vector = nn.Parameter(embedding.detach().mean(dim=0))
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
@@ -64,8 +70,10 @@ class Learner(nn.Module):
         start, recipe = adapters.read_adapter(directory), self.recipe
         rank = next(iter(start.pairs.values()))[0].shape[0]
         if rank != recipe.rank or start.scale != recipe.alpha / recipe.rank:
-            raise ConfigError(f"start_from {directory} has rank {rank} and alpha {start.scale * rank:g}, the recipe "
-                              f"{recipe.rank} and {recipe.alpha:g}; use the same")
+            raise ConfigError(
+                f"start_from {directory} has rank {rank} and alpha {start.scale * rank:g}, the recipe "
+                f"{recipe.rank} and {recipe.alpha:g}; use the same"
+            )
         tensors = adapters.read_tensors(directory / adapters.WEIGHTS)
         if odd := sorted(set(tensors) ^ set(adapters.peft_state(self.peft)[0])):
             raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} (weight {odd[0]})")
@@ -81,15 +89,26 @@ class Learner(nn.Module):
     def forward(self, batch: StreamBatch) -> Tensor:
         """Float [2]: the summed loss over masked labels, and over next-token labels (0 unless the recipe weighs it)."""
         causal, weighed = self.spec.context == "causal", self.recipe.ar_weight > 0
-        with torch.autocast(batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"):
+        with torch.autocast(
+            batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"
+        ):
             if self.spec.adapter_scope == "draft":
-                hidden = split(self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector,
-                               adapters_off=self.peft.disable_adapter)
+                hidden = split(
+                    self.model,
+                    batch,
+                    mask_id=self.spec.mask_id,
+                    mask_vector=self.mask_vector,
+                    adapters_off=self.peft.disable_adapter,
+                )
             else:
-                hidden = joint(self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector, causal=causal)
+                hidden = joint(
+                    self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector, causal=causal
+                )
             flat = hidden.flatten(0, 1)
             masked = label_loss(flat[batch.source], batch.target, self._head)
-            following = label_loss(flat[batch.ar_source], batch.ar_target, self._head) if weighed else masked.new_zeros(())
+            following = (
+                label_loss(flat[batch.ar_source], batch.ar_target, self._head) if weighed else masked.new_zeros(())
+            )
         return torch.stack([masked, following])
 
     def _head(self, hidden: Tensor) -> Tensor:
@@ -102,8 +121,14 @@ class Learner(nn.Module):
             return
         state, config = adapters.peft_state(self.peft)
         assert self.mask_vector is not None
-        checkpoint.save_adapter({name: t.half() for name, t in state.items()}, config, self.mask_vector.detach().half(),
-                                self.spec, self.base_ref, directory)
+        checkpoint.save_adapter(
+            {name: t.half() for name, t in state.items()},
+            config,
+            self.mask_vector.detach().half(),
+            self.spec,
+            self.base_ref,
+            directory,
+        )
 
 
 def load_trainable(learner: Learner, tensors: dict[str, Tensor], where: Path) -> None:
@@ -111,6 +136,8 @@ def load_trainable(learner: Learner, tensors: dict[str, Tensor], where: Path) ->
     wanted = learner.trainable()
     if set(tensors) != set(wanted):
         odd = sorted(set(tensors) ^ set(wanted))[0]
-        raise CheckpointError(f"{where} does not fit the recipe (weight {odd}); resume with the recipe it was made with")
+        raise CheckpointError(
+            f"{where} does not fit the recipe (weight {odd}); resume with the recipe it was made with"
+        )
     for name, parameter in wanted.items():
         parameter.data.copy_(tensors[name])

@@ -15,8 +15,14 @@ def transformers_greedy(checkpoint: Checkpoint, prompt: list[int], max_new_token
     ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode(), plain_linear():
         began = time.perf_counter()
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens,
-                             eos_token_id=list(checkpoint.stop_ids), pad_token_id=checkpoint.stop_ids[0])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=list(checkpoint.stop_ids),
+            pad_token_id=checkpoint.stop_ids[0],
+        )
         seconds = time.perf_counter() - began
-    written = out[0, len(prompt):].tolist()
+    written = out[0, len(prompt) :].tolist()
     return (written[:-1] if written and written[-1] in checkpoint.stop_ids else written), seconds

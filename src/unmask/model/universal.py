@@ -4,7 +4,6 @@ Nothing is forked. The network is handed a four-dimensional mask, explicit posit
 place of its own. This is the one place that calls a transformers model for decoding.
 """
 
-import functools
 import inspect
 from typing import Any
 
@@ -26,8 +25,9 @@ class UniversalBackbone:
 
     name = "universal"
 
-    def __init__(self, model: nn.Module, draft_model: nn.Module | None = None, *, mask_id: int,
-                 mask_vector: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Any, draft_model: Any | None = None, *, mask_id: int, mask_vector: Tensor | None = None
+    ) -> None:
         self.model, self.draft_model = model, draft_model or model
         self.mask_id, self.mask_vector = mask_id, mask_vector
         for each in (self.model, self.draft_model):
@@ -36,7 +36,7 @@ class UniversalBackbone:
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.max_positions = getattr(config, "max_position_embeddings", None) or 2**31
         self.windows = layer_windows(config)
-        check_windows(self.windows, _interface(type(model.get_decoder()))[1], config.model_type)
+        check_windows(self.windows, _interface(model.get_decoder())[1], config.model_type)
         self.device = next(model.parameters()).device
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
@@ -48,13 +48,15 @@ class UniversalBackbone:
         packed = {name: tensor.to(self.device) for name, tensor in pack(feeds, spare=cache.capacity).items()}
         width = int(packed["ends"].max())
         everyone = rows == list(range(cache.rows))
-        cache.plan = Plan(None if everyone else torch.tensor(rows, device=self.device), packed["slots"], width)
+        cache.plan = Plan(torch.tensor(rows, device=self.device), everyone, packed["slots"], width)
         hidden = decoder(
             model,
             embed(model, packed["tokens"], packed["masked"], self.mask_id, self.mask_vector),
             packed["positions"],
-            {kind: decoding_mask(packed["ends"], packed["positions"], width, window)
-             for kind, window in self.windows.items()},
+            {
+                kind: decoding_mask(packed["ends"], packed["positions"], width, window)
+                for kind, window in self.windows.items()
+            },
             cache,
         )
         return head(model, hidden.flatten(0, 1)[packed["read"]])
@@ -80,10 +82,11 @@ def check_windows(windows: dict[str, int | None], takes_mapping: bool, family: s
     if len(set(windows.values())) > 1 and not takes_mapping:
         raise UnsupportedModelError(
             f"{family} mixes sliding and full attention but takes a single mask, so a layer would silently lose its "
-            "window; use a family whose network picks its mask by layer type (Gemma 3, Qwen 2 and 3)")
+            "window; use a family whose network picks its mask by layer type (Gemma 3, Qwen 2 and 3)"
+        )
 
 
-def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
+def embed(model: Any, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
     """Float [row, token, hidden]: the model's embedding of tokens [row, token], the mask's where `masked`."""
     embedded = model.get_input_embeddings()(torch.where(masked, mask_id, tokens))
     if mask_vector is None:
@@ -91,30 +94,40 @@ def embed(model: nn.Module, tokens: Tensor, masked: Tensor, mask_id: int, mask_v
     return torch.where(masked[..., None], mask_vector.to(embedded.dtype), embedded)
 
 
-def decoder(model: nn.Module, embedded: Tensor, positions: Tensor, masks: dict[str, Tensor], cache: object) -> Tensor:
+def decoder(model: Any, embedded: Tensor, positions: Tensor, masks: dict[str, Tensor], cache: object) -> Tensor:
     """Last hidden state [row, token, hidden]. The one call into a transformers network.
 
     masks: Bool [row, 1, query, key] by layer type. The name of the cache argument changed in transformers 5.2x.
     """
     body = model.get_decoder()
-    cache_name, takes_mapping = _interface(type(body))
+    cache_name, takes_mapping = _interface(body)
     mask = masks if takes_mapping else next(iter(masks.values()))
     out = body(
-        inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=cache is not None,
+        inputs_embeds=embedded,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=cache is not None,
         **{cache_name: cache},
     )
     return out.last_hidden_state
 
 
-def head(model: nn.Module, hidden: Tensor) -> Tensor:
+def head(model: Any, hidden: Tensor) -> Tensor:
     """Logits [token, vocab] of hidden [token, hidden], soft-capped where the family caps them."""
     logits = model.get_output_embeddings()(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-@functools.cache
-def _interface(body: type[nn.Module]) -> tuple[str, bool]:
+def _interface(body: nn.Module) -> tuple[str, bool]:
     """The name of a network's cache argument, and whether it picks its mask by layer type from a mapping."""
-    parameters = inspect.signature(body.forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values", "layer_types" in inspect.getsource(body.forward)
+    kind = type(body)
+    if kind not in _INTERFACES:
+        forward = kind.forward
+        name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+        _INTERFACES[kind] = name, "layer_types" in inspect.getsource(forward)
+    return _INTERFACES[kind]
+
+
+_INTERFACES: dict[type[nn.Module], tuple[str, bool]] = {}
+"""Read off a network's source once, since that is slow."""

