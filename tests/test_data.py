@@ -7,7 +7,9 @@ import time
 import pytest
 import torch
 from tiny import MASK, TURN_END, byte_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from unmask.config import Adapt
 from unmask.core.noise import seeded
@@ -30,7 +32,8 @@ QWEN3 = (  # keeps the reasoning of the last answer only, and then always shows 
     "{% if m.role == 'assistant' and '</think>' in text %}"
     "{% set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
     "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
     "{{ text }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
@@ -251,6 +254,34 @@ def test_o2_10_labels_come_from_the_final_render():
     final = tokenizer.apply_chat_template(messages, tokenize=False)
     assert all(span in final for span in shown)
     assert texts(chat("1+1", "</think>\n\n2"), tokenizer) == ["<think>\n\n</think>\n\n2<|im_end|>"]
+
+
+def test_o2_07_a_tokenizer_that_puts_a_blank_before_a_text_puts_none_before_an_answer():
+    tokenizer = FAMILIES["qwen"]()
+    letters = {**tokenizer.get_vocab(), "▁": 999}
+    core = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    blanks = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</turn>")
+    blanks.add_tokens(["<turn>"], special_tokens=True)
+    blanks.chat_template = SHORT
+    ids, labelled = encode({"messages": TWO_TURNS}, blanks, (blanks.eos_token_id,))
+    assert ids == blanks(blanks.apply_chat_template(TWO_TURNS, tokenize=False), add_special_tokens=False).input_ids
+    starts = [n for n in range(1, len(ids)) if labelled[n] and not labelled[n - 1]]
+    assert [ids[:start] for start in starts] == [render(blanks, TWO_TURNS[:1]), render(blanks, TWO_TURNS[:3])]
+    [span], _ = learned({"prompt": "say", "completion": " yes"}, blanks)
+    assert blanks.convert_ids_to_tokens(span) == ["▁", *"yes", "</turn>"]
+    assert blanks(" yes").input_ids == span[:-1] and blanks("yes").input_ids == span[:-1]
+    [span], _ = learned({"prompt": "say", "completion": "yes"}, blanks)
+    assert blanks.convert_ids_to_tokens(span) == [*"yes", "</turn>"]
+
+
+def test_o2_07_an_answer_that_would_merge_with_its_header_keeps_tokens_of_its_own():
+    tokenizer = byte_tokenizer("\n\n", eos_token="</turn>")
+    merged = tokenizer.convert_tokens_to_ids("\n\n")
+    ids, labelled = encode(chat("q", "\nA"), tokenizer, (TURN_END,))
+    assert merged in tokenizer(tokenizer.apply_chat_template(chat("q", "\nA")["messages"], tokenize=False)).input_ids
+    assert [token for token, answer in zip(ids, labelled, strict=True) if answer] == [*b"\nA", TURN_END]
+    assert ids[: labelled.index(True)] == render(tokenizer, "q")
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama3", "gemma"])

@@ -131,8 +131,9 @@ def plain_pieces(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ..
     if not record["completion"]:
         raise DataError("is empty: a row needs an answer", field="completion")
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stop_ids else stop_ids[0]
-    answer = tokenizer(record["completion"], add_special_tokens=False).input_ids
-    return [(tokenizer(record["prompt"]).input_ids, False), ([*answer, end], True)]
+    before = tokenizer(record["prompt"]).input_ids
+    together = tokenizer(record["prompt"] + record["completion"]).input_ids
+    return [(before, False), ([*_behind(before, together, record["completion"], tokenizer), end], True)]
 
 
 def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
@@ -140,7 +141,7 @@ def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pie
 
     Works without generation marks in the template, and with templates that rewrite earlier turns: the answer spans are
     found in the final text, from the header that the template puts before an answer (what `add_generation_prompt`
-    adds) to the end token behind it. Each piece is tokenised by itself, as the prompt is when it is served.
+    adds) to the end token behind it. Tokens end where a piece ends, as they do when a prompt is served.
     """
     _check_messages(messages, tokenizer)
     text = _render(tokenizer, messages)
@@ -153,27 +154,41 @@ def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pie
             "answers cannot be told from the rest"
         )
     pieces: Pieces = []
-    given = parts[0] + header
+    ids: list[int] = []
+    done, given = "", parts[0] + header
     for number, part in enumerate(parts[1:], start=1):
-        answer, given_next = _cut_end(part, tokenizer, stop_ids, last=number == answers)
-        pieces.append((tokenizer(given, add_special_tokens=False).input_ids, False))
-        pieces.append((answer, True))
-        given = given_next + header
+        answer, end, mark, given_next = _cut_end(part, tokenizer, stop_ids, last=number == answers)
+        for words, closing, learned in ((given, [], False), (answer, [end], True)):
+            together = tokenizer(done + words, add_special_tokens=False).input_ids
+            pieces.append((_behind(ids, together, words, tokenizer) + closing, learned))
+            ids, done = ids + pieces[-1][0], done + words
+        done, given = done + mark, given_next + header
     return pieces
 
 
-def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -> tuple[list[int], str]:
-    """Token ids of an answer with its end token, and the text behind it."""
+def _behind(before: list[int], together: list[int], text: str, tokenizer: Any) -> list[int]:
+    """Ids of `text` as it follows other text: ids `before`, both `together`.
+
+    Some tokenizers put a blank before the first word of what they are given, so a piece is read off the whole. Where
+    the whole has a token across the border, the piece is tokenised by itself.
+    """
+    if together[: len(before)] == before:
+        return list(together[len(before) :])
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -> tuple[str, int, str, str]:
+    """An answer, its end token, the text of that, and what follows."""
     found = [(part.index(mark), token, mark) for token, mark in _marks(tokenizer, stop_ids) if mark in part]
     if found:
         at, token, mark = min(found)
-        return [*tokenizer(part[:at], add_special_tokens=False).input_ids, token], part[at + len(mark) :]
+        return part[:at], token, mark, part[at + len(mark) :]
     if not last:
         raise DataError(
             "the chat template puts no end token behind an answer that another turn follows, so the end of "
             "the answer cannot be told"
         )
-    return [*tokenizer(part.rstrip("\n"), add_special_tokens=False).input_ids, stop_ids[0]], ""
+    return part.rstrip("\n"), stop_ids[0], "", ""
 
 
 def _marks(tokenizer: Any, stop_ids: tuple[int, ...]) -> list[tuple[int, str]]:

@@ -1,16 +1,17 @@
 """The two-stream forward: what it computes is what decoding computes, and its loss is the reference's."""
 
+import contextlib
+
 import pytest
 import torch
 from families import family_model
 from tiny import MASK
 
-from unmask.core.blocks import block_start
 from unmask.core.loss import label_loss
-from unmask.core.masks import Streams
-from unmask.core.noise import seeded, views
-from unmask.core.streams import Draw, StreamBatch, collate, draw_noise, noisy_row
-from unmask.model.training import joint
+from unmask.core.noise import seeded
+from unmask.core.reference import reference_rows
+from unmask.core.streams import Draw, collate, draw_noise, noisy_row
+from unmask.model.training import joint, split
 from unmask.model.universal import UniversalBackbone, head
 
 
@@ -23,47 +24,14 @@ def run(model, batch, causal=False):
     return label_loss(hidden[batch.source], batch.target, lambda h: head(model, h)) / len(batch.target), hidden
 
 
-def reference_batch(ids, labelled, hit, size):
-    """The published layout: [x_t ; x_0] once per view, all positions, clean part second in the paper, first here."""
-    rows, length = [], len(ids)
-    for number, masked in enumerate(views(hit, labelled)):
-        position = torch.arange(length).repeat(2)
-        streams = Streams(
-            (torch.arange(2) * (number + 1)).repeat_interleave(length),
-            block_start(position, size),
-            position,
-            torch.zeros_like(position),
-        )
-        label = masked[1:].nonzero().squeeze(1) + 1
-        rows.append(
-            (
-                torch.cat([ids, ids]),
-                torch.cat([torch.zeros_like(masked), masked]),
-                streams,
-                label - 1 + length,
-                ids[label],
-            )
-        )
-    width = 2 * length
-    return StreamBatch(
-        torch.stack([r[0] for r in rows]),
-        torch.stack([r[1] for r in rows]),
-        Streams(*(torch.stack([getattr(r[2], n) for r in rows]) for n in Streams.__dataclass_fields__)),
-        length,
-        torch.cat([r[3] + n * width for n, r in enumerate(rows)]),
-        torch.cat([r[4] for r in rows]),
-        torch.zeros(0, dtype=torch.long),
-        torch.zeros(0, dtype=torch.long),
-    )
-
-
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 def test_shared_clean_stream_has_the_gradient_of_the_reference_layout(family):
     model = family_model(family)
     ids, labelled = text(40), torch.arange(40) >= 11
     hit = draw_noise(40, 8, seeded(5), shift=False, full_share=0.0).hit
     ours = collate([noisy_row(ids, labelled, [Draw(0, hit)], block_size=8, mask_id=MASK, causal=False)])
-    theirs = reference_batch(ids, labelled, hit, 8)
+    theirs = collate(reference_rows(ids, labelled, [Draw(0, hit)], block_size=8, mask_id=MASK, causal=False))
+    assert theirs.ids.shape == (2, 80) and theirs.clean == 40
     gradients = []
     for batch in (ours, theirs):
         model.zero_grad()
@@ -74,6 +42,24 @@ def test_shared_clean_stream_has_the_gradient_of_the_reference_layout(family):
     for name, gradient in gradients[0][1].items():
         assert torch.allclose(gradient, gradients[1][1][name], rtol=1e-5, atol=1e-6), name
     assert ours.ids.numel() < theirs.ids.numel() * 0.75
+
+
+def test_the_split_forward_has_the_gradient_of_the_reference_layout(model):
+    """Scope draft: the clean stream carries no gradient, and draws with different cuts share it."""
+    ids, labelled = text(37), torch.arange(37) >= 11
+    draws = [draw_noise(37, 8, seeded(n), shift=True, full_share=0.3) for n in range(2)]
+    layout = {"block_size": 8, "mask_id": MASK, "causal": True}
+    ours = collate([noisy_row(ids, labelled, draws, **layout)])
+    theirs = collate(reference_rows(ids, labelled, draws, **layout))
+    assert len(ours.target) == len(theirs.target) > 40 and ours.ids.numel() < theirs.ids.numel() * 0.6
+    gradients = []
+    for batch in (ours, theirs):
+        model.zero_grad()
+        hidden = split(model, batch, mask_id=MASK, mask_vector=None, adapters_off=contextlib.nullcontext).flatten(0, 1)
+        label_loss(hidden[batch.source], batch.target, lambda h: head(model, h)).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert (gradient - gradients[1][name]).norm() <= 1e-5 * gradient.norm(), name
 
 
 def test_o6_08_both_streams_are_numbered_from_zero_and_the_clean_one_is_a_plain_forward(model):

@@ -72,7 +72,7 @@ def noisy_row(
     parts = [(clean_ids, clean_masked, torch.full_like(position, CLEAN), block_start(position, block_size), position)]
     sources, targets, offset, number = [], [], len(clean_ids), CLEAN
     for draw in draws:
-        full, start, maskable = _extend(ids, labelled, draw, block_size, causal)
+        full, start, maskable = extend(ids, labelled, draw, block_size, causal)
         filling = torch.arange(len(start)) >= len(ids)
         for masked in views(draw.hit, maskable, complementary):
             number += 1
@@ -98,7 +98,7 @@ def noisy_row(
     )
 
 
-def _extend(ids: Tensor, labelled: Tensor, draw: Draw, block_size: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def extend(ids: Tensor, labelled: Tensor, draw: Draw, block_size: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """ids filled up to the draw's last block, each position's block start, and which slots may be masked."""
     fill = len(draw.hit) - len(ids)
     full = torch.cat([ids, ids.new_zeros(fill)])
