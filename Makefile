@@ -12,7 +12,7 @@ test: $(READY)        ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests
 
 lint: $(READY)        ## style, types
-	$(BIN)/ruff check src tests docs recipes
+	$(BIN)/ruff check src tests docs recipes bench
 	$(BIN)/mypy
 
 check: lint test      ## what CI runs

@@ -1,4 +1,4 @@
-"""Imports point down, and third-party libraries stay where they belong (docs/architecture.md)."""
+"""Imports point down, and third-party libraries stay where they belong."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,8 @@ LAYERS = [
     {"config", "events"},
     {"options", "text", "model"},
     {"decode", "data"},
-    {"engine", "adapt"},
+    {"engine", "rundir"},
+    {"adapt"},
     {"api"},
     {"demo"},
     {"commands"},

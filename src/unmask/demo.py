@@ -24,22 +24,23 @@ from unmask.errors import CheckpointError
 from unmask.events import Answer
 from unmask.model.peer import transformers_greedy
 
-MODES = ("ar", "verified", "threshold")
 LIMIT = 40
-WIDTH = 110
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One column of the comparison: a name for figures and tables, and what is asked of the model."""
+class Answered:
+    """A prompt of one kind, its answers by setting name, and transformers' (token ids, seconds) where it was asked."""
 
-    name: str
-    decoding: dict[str, Any]
+    kind: str
+    prompt: str
+    by_setting: dict[str, Answer]
+    peer: tuple[list[int], float] | None
 
 
 @dataclass(frozen=True)
 class Total:
-    """What one setting did on all prompts together. Prompt tokens and end tokens never count."""
+    """What one setting did on several prompts together. Prompt tokens and end tokens never count."""
 
     tokens: int
     forwards: int
@@ -57,105 +58,77 @@ class Total:
         return self.tokens / self.forwards
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A prompt of one kind and its answers by setting name."""
-
-    kind: str
-    prompt: str
-    by_setting: dict[str, Answer]
-
-
 def main(
     json_file: Path | None = None,
     *,
     limit: int = LIMIT,
     thresholds: tuple[float, ...] = (0.9,),
     model: str = "demo",
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> int:
     """Answer the demo's prompts in every mode, print answers and figures, and write them to `json_file`."""
     prompts = [json.loads(line) for line in (files("unmask") / "assets/demo_prompts.jsonl").read_text().splitlines()]
-    started = time.perf_counter()
+    began = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
+    say(_about(loaded))
     say(
-        f"{_about(loaded)}\nloaded in {time.perf_counter() - started:.1f} s; {len(prompts)} prompts, "
-        f"at most {limit} tokens each, greedy, float32, batch 1\n"
+        f"loaded in {time.perf_counter() - began:.1f} s; {len(prompts)} prompts, greedy, float32, one at a time, at most"
     )
-    settings = [
-        Setting("ar", {"mode": "ar"}),
-        Setting("verified", {"mode": "verified"}),
-        *(
-            Setting("threshold" if t == thresholds[0] else f"threshold_{t}", {"mode": "threshold", "threshold": t})
-            for t in thresholds
-        ),
-    ]
-    answered, peer = _answers(loaded, prompts, settings, limit, say)
-    totals = _totals(answered)
-    figures = _figures(totals, answered, peer)
-    say(_table(totals, figures))
+    say(f"{limit} tokens each\n")
+    settings = _settings(thresholds)
+    answered = _answers(loaded, prompts, settings, limit, say)
+    figures = _figures(answered)
+    say(_table(answered, figures))
     if json_file is not None:
-        _write(
-            json_file,
-            {
-                "figures": figures,
-                "settings": {s.name: s.decoding for s in settings} | {"max_new_tokens": limit},
-                "machine": machine(),
-                "model": _about(loaded),
-                "answers": [
-                    {
-                        "kind": item.kind,
-                        "prompt": item.prompt,
-                        **{name: _plain(answer) for name, answer in item.by_setting.items()},
-                    }
-                    for item in answered
-                ],
-            },
-        )
+        _write(json_file, _report(loaded, settings, limit, answered, figures))
         say(f"wrote {json_file}")
     return 0
 
 
+def _settings(thresholds: tuple[float, ...]) -> dict[str, dict[str, Any]]:
+    """What is compared: a name for figures and tables, and what is asked of the model. The first threshold has the
+    plain name."""
+    first, *others = thresholds
+    return {
+        "ar": {"mode": "ar"},
+        "verified": {"mode": "verified"},
+        "threshold": {"mode": "threshold", "threshold": first},
+        **{f"threshold_{x}": {"mode": "threshold", "threshold": x} for x in others},
+    }
+
+
 def _answers(
-    model: Model, prompts: list[dict[str, str]], settings: list[Setting], limit: int, say: Callable[[str], None]
-) -> tuple[list[Answered], tuple[float, float]]:
-    """One answer per prompt and setting; and seconds of our AR and of transformers on the prompts both answered."""
+    model: Model, prompts: list[dict[str, str]], settings: dict[str, dict[str, Any]], limit: int, say: Say
+) -> list[Answered]:
+    """Answer every prompt in every setting; all of them, and transformers, have run once before anything is timed."""
+    for decoding in settings.values():
+        model.generate(["Hi"], max_new_tokens=8, **decoding)
+    transformers_greedy(model.checkpoint, model.encode("Hi"), 8)
     answered: list[Answered] = []
-    ours = theirs = 0.0
-    for setting in settings:  # warm up, untimed
-        model.generate(["Hi"], max_new_tokens=8, **setting.decoding)
     for number, prompt in enumerate(prompts, start=1):
-        row = {s.name: model.generate([prompt["prompt"]], max_new_tokens=limit, **s.decoding)[0] for s in settings}
-        if prompt["kind"] not in {item.kind for item in answered}:
-            ids = model.encode(prompt["prompt"])
-            written, seconds = transformers_greedy(model.checkpoint, ids, limit)
-            assert written == row["ar"].token_ids, "our AR is not what transformers' greedy generate writes"
-            ours, theirs = ours + row["ar"].seconds, theirs + seconds
-        answered.append(Answered(prompt["kind"], prompt["prompt"], row))
+        first_of_kind = prompt["kind"] not in {item.kind for item in answered}
+        peer = transformers_greedy(model.checkpoint, model.encode(prompt["prompt"]), limit) if first_of_kind else None
+        row = {
+            name: model.generate([prompt["prompt"]], max_new_tokens=limit, **decoding)[0]
+            for name, decoding in settings.items()
+        }
+        answered.append(Answered(prompt["kind"], prompt["prompt"], row, peer))
         say(f"[{number}/{len(prompts)}] {_side_by_side(answered[-1])}")
-    return answered, (ours, theirs)
+    return answered
 
 
 def _side_by_side(item: Answered) -> str:
     lines = [f"{item.kind}: {item.prompt}"]
     ar = item.by_setting["ar"]
     for name, answer in item.by_setting.items():
-        same = "the same text as ar" if name != "ar" and answer.token_ids == ar.token_ids else ""
-        speed = f"{answer.completion_tokens / answer.seconds:5.1f} tok/s {_tpf(answer):4.2f} tok/forward"
-        lines.append(f"  {name:<14} {speed}  {same}".rstrip())
+        same = name != "ar" and answer.token_ids == ar.token_ids
+        speed = f"{answer.completion_tokens / answer.seconds:5.1f} tok/s"
+        yields = f"{answer.completion_tokens / answer.forwards:4.2f} tok/forward"
+        lines.append(f"  {name:<14} {speed} {yields}" + ("  the same text as ar" if same else ""))
         if not same:
-            lines += textwrap.wrap(
-                " ".join((answer.text or "").split()), WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
+            text = " ".join((answer.text or "").split())
+            lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines) + "\n"
-
-
-def _tpf(answer: Answer) -> float:
-    return answer.completion_tokens / answer.forwards
-
-
-def _totals(answered: list[Answered]) -> dict[str, Total]:
-    return {name: _total(name, answered) for name in answered[0].by_setting}
 
 
 def _total(name: str, answered: list[Answered]) -> Total:
@@ -163,10 +136,10 @@ def _total(name: str, answered: list[Answered]) -> Total:
     tokens = sum(answer.completion_tokens for answer in answers)
     return Total(
         tokens,
-        sum(a.forwards for a in answers),
-        sum(a.seconds for a in answers),
+        sum(answer.forwards for answer in answers),
+        sum(answer.seconds for answer in answers),
         sum(item.by_setting[name].token_ids == item.by_setting["ar"].token_ids for item in answered),
-        repeated_4grams([a.token_ids for a in answers]),
+        repeated_4grams([answer.token_ids for answer in answers]),
         tokens / len(answers),
     )
 
@@ -181,51 +154,85 @@ def repeated_4grams(texts: list[list[int]]) -> float:
     return repeated / total if total else 0.0
 
 
-def _figures(totals: dict[str, Total], answered: list[Answered], peer: tuple[float, float]) -> dict[str, float]:
+def _figures(answered: list[Answered]) -> dict[str, float]:
     """Flat and stable names (documented in docs/demo.md)."""
-    figures: dict[str, float] = {"prompts": len(answered), "ar_vs_transformers": peer[1] / peer[0]}
-    for name, total in totals.items():
+    figures: dict[str, float] = {"prompts": len(answered), **_peer_figures(answered)}
+    ar = _total("ar", answered)
+    for name in answered[0].by_setting:
+        total = _total(name, answered)
         figures[f"{name}_tokens_per_second"] = total.tokens_per_second
         figures[f"{name}_tokens_per_forward"] = total.tokens_per_forward
-        figures[f"{name}_vs_ar"] = total.tokens_per_second / totals["ar"].tokens_per_second
+        figures[f"{name}_vs_ar"] = total.tokens_per_second / ar.tokens_per_second
         figures[f"{name}_texts_equal_to_ar"] = total.equal_to_ar
         figures[f"{name}_repeated_4grams"] = total.repeated_4grams
         figures[f"{name}_mean_length"] = total.mean_length
     for kind in dict.fromkeys(item.kind for item in answered):
-        of_kind = [item for item in answered if item.kind == kind]
-        for name, total in _totals(of_kind).items():
-            figures[f"{name}_vs_ar_{kind}"] = total.tokens_per_second / _total("ar", of_kind).tokens_per_second
-            figures[f"{name}_tokens_per_forward_{kind}"] = total.tokens_per_forward
-        pairs = sum(item.by_setting["verified"].forwards_by_kind.get("check", 0) for item in of_kind)
-        figures[f"verified_tokens_per_pair_{kind}"] = _total("verified", of_kind).tokens / max(1, pairs)
+        figures |= _kind_figures(kind, [item for item in answered if item.kind == kind])
+    return figures
+
+
+def _peer_figures(answered: list[Answered]) -> dict[str, float]:
+    asked = [(item.peer, item.by_setting["ar"]) for item in answered if item.peer is not None]
+    return {
+        "ar_vs_transformers": sum(peer[1] for peer, _ in asked) / sum(ours.seconds for _, ours in asked),
+        "ar_texts_equal_to_transformers": sum(peer[0] == ours.token_ids for peer, ours in asked),
+        "transformers_prompts": len(asked),
+    }
+
+
+def _kind_figures(kind: str, answered: list[Answered]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    ar, verified = _total("ar", answered), _total("verified", answered)
+    for name in answered[0].by_setting:
+        total = _total(name, answered)
+        figures[f"{name}_vs_ar_{kind}"] = total.tokens_per_second / ar.tokens_per_second
+        figures[f"{name}_tokens_per_forward_{kind}"] = total.tokens_per_forward
+    checks = sum(item.by_setting["verified"].forwards_by_kind.get("check", 0) for item in answered)
+    figures[f"verified_tokens_per_pair_{kind}"] = verified.tokens / max(1, checks)
     return figures
 
 
 COLUMNS = ("mode", "tokens", "forwards", "tok/forward", "tok/s", "vs ar", "same as ar", "repeated", "length")
 
 
-def _table(totals: dict[str, Total], figures: dict[str, float]) -> str:
+def _table(answered: list[Answered], figures: dict[str, float]) -> str:
     """The figures as text. "repeated" is the share of 4-grams that occurred before in their own text."""
-    rows = [
-        (
-            name,
-            f"{total.tokens}",
-            f"{total.forwards}",
-            f"{total.tokens_per_forward:.2f}",
-            f"{total.tokens_per_second:.1f}",
-            f"{figures[f'{name}_vs_ar']:.2f}x",
-            f"{total.equal_to_ar}/{figures['prompts']:.0f}",
-            f"{total.repeated_4grams:.1%}",
-            f"{total.mean_length:.1f}",
-        )
-        for name, total in totals.items()
-    ]
-    lines = [f"{row[0]:<15}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in (COLUMNS, *rows)]
+    rows = [COLUMNS, *(_row(name, _total(name, answered), figures) for name in answered[0].by_setting)]
+    lines = [f"{row[0]:<15}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows]
     peer = (
-        "ar against transformers' generate, same weights, dtype and threads, on the first prompt of each kind: "
-        f"{figures['ar_vs_transformers']:.2f}x"
+        f"ar is {figures['ar_vs_transformers']:.2f} times as fast as transformers' generate, on "
+        f"{figures['transformers_prompts']} of the prompts, with the same weights, dtype and threads"
     )
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], peer])
+
+
+def _row(name: str, total: Total, figures: dict[str, float]) -> tuple[str, ...]:
+    return (
+        name,
+        f"{total.tokens}",
+        f"{total.forwards}",
+        f"{total.tokens_per_forward:.2f}",
+        f"{total.tokens_per_second:.1f}",
+        f"{figures[f'{name}_vs_ar']:.2f}x",
+        f"{total.equal_to_ar}/{figures['prompts']}",
+        f"{total.repeated_4grams:.1%}",
+        f"{total.mean_length:.1f}",
+    )
+
+
+def _report(
+    model: Model, settings: dict[str, Any], limit: int, answered: list[Answered], figures: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "figures": figures,
+        "settings": settings | {"max_new_tokens": limit},
+        "machine": machine(),
+        "model": _about(model),
+        "answers": [
+            {"kind": item.kind, "prompt": item.prompt, **{name: _plain(a) for name, a in item.by_setting.items()}}
+            for item in answered
+        ],
+    }
 
 
 def _plain(answer: Answer) -> dict[str, Any]:

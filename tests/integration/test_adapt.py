@@ -14,9 +14,10 @@ import unmask
 import unmask.model.checkpoint as checkpoint
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
-from unmask.errors import CheckpointError, ConfigError
+from unmask.errors import CheckpointError, ConfigError, UnmaskError
 from unmask.model.learner import Learner
 from unmask.model.training import joint
+from unmask.model.trainstate import states
 
 loop = importlib.import_module("unmask.adapt")  # the name in the package is the function
 
@@ -51,7 +52,7 @@ def test_the_loss_falls_and_the_result_decodes(form, base, data, tmp_path, capfd
     assert sum(p.loss for p in steps[-5:]) < 0.9 * sum(p.loss for p in steps[:5])
     assert all((p.ar_loss is not None) == (settings.ar_weight > 0) for p in steps)
     assert log(tmp_path / "run") == [{k: v for k, v in vars(p).items() if k != "seconds"} for p in steps]
-    assert json.loads((tmp_path / "run" / "rows.json").read_text()) == {"kept": 12}
+    assert json.loads((tmp_path / "run" / "rows.json").read_text())["counts"] == {"kept": 12}
     model = unmask.load(tmp_path / "run" / "model", device="cpu")
     assert (model.spec.block_size, model.spec.context, model.spec.adapter_scope) == (
         8,
@@ -92,7 +93,7 @@ def first_step(settings, rows):
     encoded = loop.load_rows(
         [str(rows)], learner.tokenizer, max_length=512, truncation="keep", stop_ids=learner.spec.stop_ids
     ).rows
-    progress = loop._step(accelerator, learner, learner, optimizer, encoded, settings, 1, [])
+    progress = loop.train_step(loop.Run(settings, encoded, learner, optimizer, accelerator), 1, [])
     return progress, optimizer.seen
 
 
@@ -224,7 +225,7 @@ def test_o6_11_a_run_without_any_target_changes_nothing(form, base, data, tmp_pa
     settings = type(settings)(**vars(settings) | {"block_size": 1, "sub_block_size": 1})
     before = {name: p.detach().clone() for name, p in Learner(settings).trainable().items()}
     assert [(p.loss, p.labels, p.grad_norm) for p in train(settings)] == [(0.0, 0, 0.0)] * 2
-    after = load_file(loop.states(tmp_path / "run")[-1] / "weights.safetensors")
+    after = load_file(states(tmp_path / "run")[-1] / "weights.safetensors")
     assert set(after) == set(before) and all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -240,7 +241,8 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
     gradients = []
     for forwards in ([full], [empty, full]):
         learner.zero_grad()
-        losses = [loop._backward(accelerator, learner, batch, len(full.target), 1, settings) for batch in forwards]
+        run = loop.Run(settings, [], learner, None, accelerator)
+        losses = [loop._backward(run, batch, len(full.target), 1) for batch in forwards]
         gradients.append(torch.cat([p.grad.flatten() for p in learner.trainable().values()]))
     assert losses[0].tolist() == [0.0, 0.0] and torch.equal(*gradients) and gradients[0].isfinite().all()
 
@@ -288,3 +290,31 @@ def test_a_run_is_neither_overwritten_nor_continued_with_another_recipe(base, da
         train(type(settings)(**vars(settings) | {"learning_rate": 1.0}), resume=True)
     longer = type(settings)(**vars(settings) | {"steps": 4})
     assert [p.step for p in train(longer, resume=True)] == [3, 4]
+
+
+def test_a_gradient_that_is_not_a_number_stops_before_the_weights(base, tmp_path, monkeypatch):
+    rows = save_rows(tmp_path / "rows.jsonl", [chat("q", "an answer")] * 4)
+    settings = recipe(base, rows, tmp_path / "run", steps=4, save_every=1, **FORMS["low-rank-block"])
+    steps = loop.adapt(settings)
+    next(steps), next(steps)
+    backward = loop._backward
+
+    def infinite(run, *rest):
+        losses = backward(run, *rest)
+        next(iter(run.learner.trainable().values())).grad.fill_(float("inf"))
+        return losses
+
+    monkeypatch.setattr(loop, "_backward", infinite)
+    with pytest.raises(UnmaskError, match="norm of the gradient of step 3 is inf, on rows .* last good state"):
+        next(steps)
+    monkeypatch.setattr(loop, "_backward", backward)
+    assert [progress.step for progress in loop.adapt(settings, resume=True)] == [3, 4]
+
+
+def test_resuming_on_changed_data_is_refused(base, tmp_path):
+    rows = save_rows(tmp_path / "rows.jsonl", [chat("q", "an answer")] * 4)
+    settings = recipe(base, rows, tmp_path / "run", steps=2, save_every=1, **FORMS["low-rank-block"])
+    next(loop.adapt(settings))
+    save_rows(rows, [chat("q", "another")] * 4)
+    with pytest.raises(CheckpointError, match="sha256 .* resume with the same data"):
+        next(loop.adapt(settings, resume=True))

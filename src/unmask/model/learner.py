@@ -42,7 +42,7 @@ class Learner(nn.Module):
             adapter_scope=recipe.adapter_scope,
         )
         self.mask_vector: nn.Parameter | None = None
-        self.model: Any = loaded.model.train()
+        self.model: Any = loaded.model.eval()  # no dropout: noise is the only randomness, and it is seeded
         self.peft: Any = None
         if recipe.method == "low-rank":
             self._add_adapters()
@@ -52,7 +52,7 @@ class Learner(nn.Module):
     def _add_adapters(self) -> None:
         from peft import LoraConfig, get_peft_model
 
-        recipe, embedding = self.recipe, self.model.get_input_embeddings().weight
+        recipe = self.recipe
         torch.manual_seed(recipe.seed)
         with warnings.catch_warnings():  # peft asks transformers by the old name
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -60,7 +60,7 @@ class Learner(nn.Module):
                 self.model,
                 LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0),
             )
-        self.mask_vector = nn.Parameter(embedding.detach().mean(dim=0))
+        self.mask_vector = nn.Parameter(_mean_embedding(self.model))
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
 
@@ -129,6 +129,13 @@ class Learner(nn.Module):
             self.base_ref,
             directory,
         )
+
+
+def _mean_embedding(model: Any) -> Tensor:
+    """Mean over the vocabulary of what the embedding gives (some families scale inside it)."""
+    embedding = model.get_input_embeddings()
+    with torch.no_grad():
+        return embedding(torch.arange(embedding.weight.shape[0], device=embedding.weight.device)).mean(dim=0)
 
 
 def load_trainable(learner: Learner, tensors: dict[str, Tensor], where: Path) -> None:

@@ -1,0 +1,86 @@
+"""The directory of a training run: resolved recipe, what became of the rows, one log line per step.
+
+The model and the training states are written by `model.learner` and `model.trainstate`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unmask.config import Adapt
+from unmask.data import Rows
+from unmask.errors import CheckpointError
+from unmask.model.files import read_json
+from unmask.model.trainstate import states
+
+MAY_CHANGE = ("steps", "save_every", "threads")
+"""Recipe keys that a resumed run may change."""
+
+
+def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool) -> None:
+    """Refuse to overwrite a run, or to resume another one than this; then write what was resolved."""
+    if not resume and states(output):
+        raise CheckpointError(
+            f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
+            "or another --output"
+        )
+    about = {"counts": dict(rows.counts), "sha256": {path: _sha256(Path(path)) for path in recipe.data}}
+    if resume:
+        _same(output / "recipe.json", json.loads(json.dumps(asdict(recipe))), MAY_CHANGE, "the same recipe")
+        _same(output / "rows.json", about, (), "the same data")
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        _replace(output / "recipe.json", json.dumps(asdict(recipe), indent=2) + "\n")
+        _replace(output / "rows.json", json.dumps(about, indent=2) + "\n")
+
+
+def _same(saved: Path, now: dict[str, Any], may_change: tuple[str, ...], what: str) -> None:
+    before = read_json(saved) if saved.is_file() else now
+    changed = [key for key in now if key not in may_change and before.get(key) != now[key]]
+    if changed:
+        key = changed[0]
+        raise CheckpointError(
+            f"{key} is {now[key]!r}, the run in {saved.parent} was made with {before.get(key)!r}; "
+            f"resume with {what}, or start another --output"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cut_log(output: Path, done: int) -> None:
+    """Drop the log lines of steps that are done again."""
+    log = output / "log.jsonl"
+    with writing(output):
+        kept = log.read_text(encoding="utf-8").splitlines()[:done] if log.is_file() else []
+        _replace(log, "".join(line + "\n" for line in kept))
+
+
+def add_to_log(output: Path, record: dict[str, Any]) -> None:
+    with writing(output), (output / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _replace(file: Path, text: str) -> None:
+    """A process that is killed here leaves the old text or the new one."""
+    fresh = file.with_name(f".{file.name}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, file)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turn a failed write (a full disk) into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to {output}: {error.strerror}; the last saved state is untouched"
+        ) from None
