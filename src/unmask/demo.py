@@ -71,10 +71,8 @@ def main(
     began = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
     say(_about(loaded))
-    say(
-        f"loaded in {time.perf_counter() - began:.1f} s; {len(prompts)} prompts, greedy, float32, one at a time, at most"
-    )
-    say(f"{limit} tokens each\n")
+    say(f"loaded in {time.perf_counter() - began:.1f} s")
+    say(f"{len(prompts)} prompts, greedy, float32, one at a time, at most {limit} tokens each\n")
     settings = _settings(thresholds)
     answered = _answers(loaded, prompts, settings, limit, say)
     figures = _figures(answered)

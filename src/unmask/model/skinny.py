@@ -1,8 +1,7 @@
-"""Linear layers for a handful of rows on a CPU.
+"""Linear layers for a handful of rows on a CPU with several threads.
 
-The matrix library that PyTorch uses on CPUs is written for many rows. For 2 to 16 of them, which is what a block is,
-computing (W x^T)^T is about twice as fast as x W^T on wide layers (four times on a vocabulary head), because the long
-side of W then runs over the library's parallel dimension. Same sums, same weights, no copy.
+PyTorch's CPU matrix library splits x W^T over rows of x, so 2 to 32 of them, which is what a block is, leave threads
+idle. (W x^T)^T splits over the long side of W instead: same sums, same weights, no copy. Measured in docs/decisions.md.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ class SkinnyLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        if _off or not FEWEST <= rows <= MOST or torch.is_grad_enabled():
+        if _off or not FEWEST <= rows <= MOST or torch.get_num_threads() == 1 or torch.is_grad_enabled():
             return super().forward(x)
         y = torch.mm(self.weight, x.reshape(rows, -1).t()).t()
         y = y if self.bias is None else y + self.bias
