@@ -8,14 +8,15 @@ from typing import Any
 HEAD = """# What the demo wrote
 
 Made by `unmask demo{flags} --json demo.json` and `python docs/demo_outputs.py demo.json`. {model}.
-Machine: {processor}, {threads} threads, {instructions}, torch {torch}. At most {limit} tokens an answer, greedy, float32.
+Machine: {processor}, {threads} threads, {instructions}, torch {torch}. At most {limit} tokens an answer, greedy, in
+float32.
 
 | mode | tokens/s | vs ar | tokens/forward | texts equal to ar | repeated 4-grams | mean length |
 |---|---|---|---|---|---|---|
 {rows}
 
 | tokens per draft-and-check pair | {kinds} |
-|---|{rule}|
+|---|{rule}
 | verified | {pairs} |
 
 ar against transformers' `generate`: {peer:.2f} times as fast. A text that equals AR's is not printed again.
