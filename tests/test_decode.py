@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import END, MASK, PAD, SlowDecoder, full_logits, tiny_model
 
-from unmask.config import BlockSpec, Decoding
+from unmask.config import BlockSpec, Decoding, resolve
 from unmask.core.propose import propose
 from unmask.core.rules import RULES
 from unmask.decode import MODES, Row
@@ -284,7 +284,7 @@ def test_o1_06_every_step_decides_a_slot(cache, name, parameter):
         max_new_tokens=25,
         stop_ids=(),
     )
-    row = Row(prompt_of(7), wanted, BLOCK)
+    row = Row(prompt_of(7), resolve(wanted, BLOCK), BLOCK)
     row.rule, row.parameter = RULES[name][0], parameter
     kinds = drive(row, BACKBONES[0], steps=60)
     assert len(row.written) == 25 and MASK not in row.written and row.finish == "length"

@@ -1,13 +1,14 @@
 """Settings: frozen dataclasses whose fields are at once the flag, the default, the help text and the check.
 
 `BlockSpec` is the contract between adapting and decoding and travels inside the checkpoint. `Decoding` is what a
-request may ask for. `Adapt` is a training recipe. `arguments` turns a dataclass into command-line flags and `read`
-turns a mapping (TOML, JSON, flags) into a checked instance; both take everything from the fields.
+request may ask for, `Resolved` what it then gets. `Adapt` is a training recipe. `options.add_flags` turns a dataclass
+into command-line flags and `options.read` a mapping (TOML, JSON, flags) into a checked instance; both take everything
+from the fields.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from unmask.errors import ConfigError, RequestError
@@ -39,6 +40,14 @@ def _fraction(value: float) -> bool:
 
 def _finite_from_zero(value: float) -> bool:
     return math.isfinite(value) and value >= 0.0
+
+
+COLD, HOT = 1e-5, 100.0
+"""Temperatures below COLD act as 0, above HOT are refused: between the two no logit divided by one leaves float32."""
+
+
+def _temperature(value: float) -> bool:
+    return 0.0 <= value <= HOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +88,20 @@ class BlockSpec:
 
 def check_fields(settings: Any) -> None:
     """Raise ConfigError for the first field whose value its check refuses; names value and what is allowed."""
-    for f in settings.__dataclass_fields__.values():
-        value, check = getattr(settings, f.name), f.metadata.get("check")
-        if check is not None and value is not None and not check(value):
-            raise ConfigError(f"{f.name} is {value!r}; allowed: {f.metadata['allowed']}")
+    for f in fields(settings):
+        check_field(f, getattr(settings, f.name), f.name)
+
+
+def check_field(f: Field[Any], value: Any, name: str) -> None:
+    """Raise ConfigError where the field's check refuses `value`; name: the setting as the user wrote it."""
+    check = f.metadata.get("check")
+    if check is not None and value is not None and not check(value):
+        raise ConfigError(f"{name} is {shown(value)}; allowed: {f.metadata['allowed']}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it."""
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +141,7 @@ class Decoding:
         256, help="length limit of an answer, end token included", check=_positive, allowed="at least 1", metavar="N"
     )
     temperature: float = option(
-        0.0, help="0 is greedy", check=_finite_from_zero, allowed="0 or a positive number", metavar="X"
+        0.0, help="0 (and below 0.00001) is greedy", check=_temperature, allowed="from 0 to 100", metavar="X"
     )
     top_p: float = option(
         1.0,
@@ -173,11 +192,37 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def resolve(wanted: Decoding, spec: BlockSpec) -> Decoding:
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Decoding):
+    """What one request gets: its settings with nothing left open. Made by `resolve`; temperature is 0 or above COLD."""
+
+    mode: Literal["ar", "threshold", "verified"]
+    block_size: int
+    sub_block_size: int
+    stop_ids: tuple[int, ...]
+
+
+def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:
     """Fill what a request leaves open from the checkpoint's contract; RequestError where the two contradict.
 
-    In the result mode is never `auto`, and the sizes and end tokens are set.
+    spec: None for a plain model, which only mode ar decodes (its blocks are single tokens), up to `stop_ids`.
     """
+    if wanted.temperature < COLD:
+        wanted = replace(wanted, temperature=0.0)
+    mode = _mode(wanted, spec)
+    size, part = (1, 1) if spec is None else _sizes(wanted, spec)
+    declared = stop_ids if spec is None else spec.stop_ids
+    open_ = {
+        "mode": mode,
+        "block_size": size,
+        "sub_block_size": part,
+        "stop_ids": declared if wanted.stop_ids is None else wanted.stop_ids,
+    }
+    return Resolved(**{f.name: getattr(wanted, f.name) for f in fields(Decoding)} | open_)
+
+
+def _sizes(wanted: Decoding, spec: BlockSpec) -> tuple[int, int]:
+    """Block and sub-block size; what is not asked for comes from the checkpoint."""
     size = wanted.block_size or spec.block_size
     if spec.block_size % size:
         raise RequestError(
@@ -199,11 +244,19 @@ def resolve(wanted: Decoding, spec: BlockSpec) -> Decoding:
             value=part,
             limit=size,
         )
-    stop_ids = spec.stop_ids if wanted.stop_ids is None else wanted.stop_ids
-    return replace(wanted, mode=_mode(wanted, spec), block_size=size, sub_block_size=part, stop_ids=stop_ids)
+    return size, part
 
 
-def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
+def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold", "verified"]:
+    if spec is None and wanted.mode not in ("ar", "auto"):
+        raise RequestError(
+            f"mode {wanted.mode} would write noise: this is a plain autoregressive model; "
+            "use mode ar, or adapt it first (unmask adapt)",
+            field="mode",
+            value=wanted.mode,
+        )
+    if spec is None:
+        return "ar"
     if wanted.mode == "auto":
         return "verified" if spec.context == "causal" and wanted.temperature == 0 else "threshold"
     if wanted.mode == "verified" and spec.context != "causal":
@@ -222,6 +275,20 @@ def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
             limit=0,
         )
     return wanted.mode
+
+
+def ineffective(given: Collection[str], settings: Resolved) -> dict[str, str]:
+    """Which of the settings that were `given` change nothing here: name to what makes them so ("at temperature 0")."""
+    found: dict[str, str] = {}
+    if settings.mode != "threshold":
+        drafting = ("rule", "threshold", "sub_block_size", "sub_block_cache")
+        names = drafting if settings.mode == "verified" else (*drafting, "block_size")
+        found |= dict.fromkeys(names, f"in mode {settings.mode}")
+    elif (rule := settings.rule_parameter()[0]) != "threshold":
+        found["threshold"] = f"with rule {rule}"
+    if settings.temperature == 0:
+        found |= dict.fromkeys(("top_p", "seed"), "at temperature 0")
+    return {name: why for name, why in found.items() if name in given}
 
 
 @dataclass(frozen=True, kw_only=True)

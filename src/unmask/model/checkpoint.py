@@ -17,7 +17,7 @@ from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import adapters
 from unmask.model.files import inspect_weights, read_json, replacing
-from unmask.model.hf import OFFICIAL, load_model, load_tokenizer, read_config
+from unmask.model.hf import OFFICIAL, device_named, load_model, load_tokenizer, read_config
 from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
 from unmask.model.quiet import quiet
 from unmask.model.sources import locate, sha256, source_digest
@@ -59,7 +59,7 @@ def load_checkpoint(
     mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
     Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
     """
-    path, kind, where = locate(str(ref)), _dtype(dtype), torch.device(device)
+    kind, where, path = _dtype(dtype), device_named(device), locate(str(ref))
     if adapters.is_adapter(path):
         return _load_adapter(str(ref), path, kind, where, mask_id, base)
     if base is not None:
@@ -70,20 +70,26 @@ def load_checkpoint(
 def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
     """The BlockSpec of a full checkpoint, without reading weights; None for a plain AR model without `mask_id`.
 
-    The official layout states no mask id of its own: it is the tokenizer's `|<MASK>|`, else `mask_id`.
-    A plain model with `mask_id` is taken for one in the official sense (context "block", blocks of 32).
+    The official layout (its model type, or a `bd_size`) states no mask id of its own: it is the tokenizer's
+    `|<MASK>|`, else `mask_id`. ConfigError for a `mask_id` with any other model, which never learned to fill masks.
     """
     entries = read_json(directory / "config.json")
     if "block_spec" in entries:
         return _spec_from(entries["block_spec"], directory / "config.json", mask_id)
-    official = entries.get("model_type") == OFFICIAL
-    stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if official and tokenizer is not None else None
-    if official and stated is None and mask_id is None:
+    official = entries.get("model_type") == OFFICIAL or "bd_size" in entries
+    if not official and mask_id is not None:
+        raise ConfigError(
+            f"{directory} is a plain autoregressive model, for which a mask id means nothing; "
+            "leave --mask-id out (mode ar), or adapt the model first (unmask adapt)"
+        )
+    if not official:
+        return None
+    stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if tokenizer is not None else None
+    if stated is None and mask_id is None:
         raise ConfigError(f"{directory} states no mask token (no tokenizer with {OFFICIAL_MASK}); give --mask-id N")
     _no_contradiction(stated, mask_id, directory)
     chosen = stated if stated is not None else mask_id
-    if chosen is None:
-        return None
+    assert chosen is not None
     if not 0 <= chosen < config.vocab_size:
         raise ConfigError(f"mask id {chosen} is not a row of the embedding; allowed: 0 to {config.vocab_size - 1}")
     size = int(entries.get("bd_size", 32))
