@@ -332,3 +332,28 @@ def test_o4_09_a_seed_decides_the_text_whatever_the_neighbours(mode):
     assert answers([warm(8)])[0].token_ids != alone
     unseeded = [tuple(answers([warm(None)])[0].token_ids) for _ in range(5)]
     assert len(set(unseeded)) == 5
+
+
+def test_a_rows_tail_is_that_of_prompt_and_answer():
+    row = Row([1, 2, 3], resolve(Decoding(), BLOCK), BLOCK)
+    for _ in range(4):
+        whole = row.prompt + row.written
+        assert row.length == len(whole)
+        assert [row.tail(start) for start in range(8)] == [whole[start:] for start in range(8)]
+        row.write([7])
+
+
+class Counted(list):
+    """A prompt that counts how often it is read or copied as a whole."""
+
+    copies = 0
+
+    def __add__(self, other):
+        Counted.copies += 1
+        return list.__add__(self, other)
+
+
+def test_autoregression_does_not_copy_the_text_for_every_token():
+    row = Row(Counted(prompt_of(9)), resolve(Decoding(mode="ar", max_new_tokens=30, stop_ids=()), CAUSAL), CAUSAL)
+    drive(row, BACKBONES[0], steps=40)
+    assert len(row.written) == 30 and Counted.copies == 0

@@ -35,7 +35,8 @@ class Parser(argparse.ArgumentParser):
     def standard_input_first(self, words: list[str]) -> list[str]:
         """A lone `-` (standard input) moves to the front, where no flag with several values can take it for one of
         them; directly behind a flag that takes a value it is that value and stays."""
-        front, others = [], []
+        front: list[str] = []
+        others: list[str] = []
         for before, word in zip(["", *words], words, strict=False):
             flag = self._option_string_actions.get(before)
             takes_value = flag is not None and flag.nargs != 0
