@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import END, MASK, PAD, SlowDecoder, full_logits, tiny_model
 
-from unmask.config import BlockSpec, Decoding, resolve
+from unmask.config import BlockSpec, Decoding
 from unmask.core.propose import propose
 from unmask.core.rules import RULES
 from unmask.decode import MODES, Row
 from unmask.engine import Engine, Request
 from unmask.model.backbone import Feed
 from unmask.model.universal import UniversalBackbone
+from unmask.resolve import resolve
 
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,), context="causal")

@@ -9,11 +9,12 @@ from tiny import MASK as BYTE_MASK
 from tiny import byte_tokenizer, tiny_model
 
 from unmask import decode
-from unmask.config import BlockSpec, Decoding, resolve
+from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Committed, Finished, Provisional, Request
 from unmask.model.universal import UniversalBackbone
+from unmask.resolve import resolve
 
 END, MASK, BYTES = 63, 62, 300
 SPEC = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))

@@ -12,12 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unmask.config import BlockSpec, Resolved
+from unmask.config import BlockSpec
 from unmask.core.propose import Proposals
 from unmask.core.rules import NEEDS_ENTROPY, RULES
 from unmask.core.verify import accepted
 from unmask.errors import RequestError
 from unmask.model.backbone import Feed
+from unmask.resolve import Resolved
 
 Kind = Literal["prefill", "denoise", "refresh", "sub", "commit", "ar", "draft", "check"]
 PIECE = 2048

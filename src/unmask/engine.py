@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from unmask.config import BlockSpec, resolve
+from unmask.config import BlockSpec
 from unmask.core.propose import Proposals, propose
 from unmask.decode import MODES, Row, Step, check_prompt
 from unmask.errors import RequestError, UnmaskError
 from unmask.events import Answer, Committed, Event, Finished, Provisional, Request, refusal
 from unmask.model.backbone import Backbone, Cache
+from unmask.resolve import resolve
 from unmask.text import Stream
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from unmask.commands.loading import add_loading, load_model
 from unmask.commands.prompts import Prompt, prompts_from_file, prompts_from_stdin
-from unmask.config import Decoding, ineffective
+from unmask.config import Decoding
 from unmask.errors import ConfigError, UnmaskError
 from unmask.events import Committed, Finished
 from unmask.options import add_flags, flag_of, given, read
+from unmask.resolve import ineffective
 
 EXAMPLES = """examples:
   unmask generate --prompt "Why is the sky blue?"
