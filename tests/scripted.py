@@ -17,6 +17,9 @@ class ScriptedCache:
     rows: int
     capacity: int
 
+    def clear(self, row: int) -> None:
+        """A script leaves nothing behind."""
+
 
 class ScriptedBackbone:
     """`script(who, position, step)` gives the logits [vocab] that propose the token at `position`.

@@ -4,15 +4,19 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import MASK, byte_tokenizer, tiny_model
 
 import unmask
+import unmask.api
 from unmask.cli import COMMANDS, main
 from unmask.config import BlockSpec
 from unmask.model.checkpoint import save_full
@@ -171,6 +175,96 @@ def test_a_plain_model_answers_in_ar_mode_only(cli, plain):
     code, out, _ = cli("generate", "--model", plain, "--prompt", "a", "--max-new-tokens", 2, "--json")
     assert code == 0 and json.loads(out)["mode"] == "ar"
     fails(cli("generate", "--model", plain, "--prompt", "a", "--mode", "threshold"), "plain autoregressive model")
+    fails(cli("generate", "--model", plain, "--prompt", "a", "--mask-id", 5), "plain autoregressive model")
+
+
+def test_a_plain_model_without_tokenizer_or_unused_id_writes_what_transformers_writes(cli, tmp_path):
+    """No id is banned: the network's favourite is the id that a mask would take."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[MASK] *= 3
+    model.save_pretrained(tmp_path / "m")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt_ids": [1, 2, 3]}))
+    code, out, err = cli(
+        "generate", "--model", tmp_path / "m", "--prompts", tmp_path / "p.jsonl", "--max-new-tokens", 12, "--json"
+    )
+    ids = torch.tensor([[1, 2, 3]])
+    theirs = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
+    )
+    assert code == 0 and json.loads(out)["token_ids"] == theirs[0, 3:].tolist()
+    assert MASK in json.loads(out)["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("words", "warnings"),
+    [
+        (
+            ["--threshold", "0.5", "--rule", "top-k:2", "--mode", "threshold"],
+            ["--threshold has no effect with rule top-k"],
+        ),
+        (
+            ["--top-p", "0.5", "--seed", "1"],
+            ["--top-p has no effect at temperature 0", "--seed has no effect at temperature 0"],
+        ),
+        (
+            ["--mode", "ar", "--rule", "factor", "--no-sub-block-cache", "--block-size", "4"],
+            [f"--{name} has no effect in mode ar" for name in ("rule", "no-sub-block-cache", "block-size")],
+        ),
+        (
+            ["--threshold", "0.5", "--sub-block-size", "2"],
+            ["--threshold has no effect in mode verified", "--sub-block-size has no effect in mode verified"],
+        ),
+        (["--mode", "threshold", "--temperature", "1", "--top-p", "0.5", "--seed", "1", "--threshold", "0.5"], []),
+        (["--mode", "verified", "--block-size", "4"], []),
+    ],
+)
+def test_a_setting_without_effect_warns(cli, causal, words, warnings):
+    code, _, err = cli("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 2, "--json", *words)
+    assert code == 0 and err.splitlines() == [f"warning: {line}" for line in warnings]
+
+
+def test_tokens_per_second_are_those_of_the_wall_clock(cli, causal, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt_ids": [n]}) for n in range(4)))
+    words = ("generate", "--model", causal, "--mode", "ar", "--max-new-tokens", 40, "--batch-size", 1)
+    began = time.perf_counter()
+    code, _, err = cli(*words, "--prompts", tmp_path / "p.jsonl")
+    wall = time.perf_counter() - began
+    tokens, seconds, rate = (
+        float(found) for found in re.match(r"(\d+) tokens in (\S+) s: (\S+) tokens/s", err).groups()
+    )
+    rows = [json.loads(line) for line in cli(*words, "--prompts", tmp_path / "p.jsonl", "--json")[1].splitlines()]
+    assert code == 0 and seconds <= wall and rate == pytest.approx(tokens / seconds, rel=0.2)
+    alone = [row["seconds"] for row in rows]
+    assert rows[-1]["batch_seconds"] >= sum(alone) * 0.99 and sum(row["completion_tokens"] for row in rows) == tokens
+    assert seconds > 1.5 * max(alone)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"),
+    [
+        (["--prompt", "-"], None),
+        (["--prompt", "a", "--stop", "-"], None),
+        (["--prompt", "a", "--stop", "x", "--stop", "-"], None),
+        (["--json", "-"], b"a\n"),
+        (["--stop", "x", "-"], b"a\n"),
+        (["--stop", "-", "-"], b"a\n"),
+        (["-", "--stop", "-"], b"a\n"),
+    ],
+)
+def test_a_dash_behind_a_flag_is_its_value(cli, causal, monkeypatch, words, stdin):
+    asked = []
+    monkeypatch.setattr(unmask.api.Model, "run", lambda self, requests: asked.extend(requests) or iter(()))
+    monkeypatch.setattr("unmask.commands.generate._figures", lambda answers: "")
+    standard_input(monkeypatch, stdin or b"from standard input")
+    assert cli("generate", "--model", causal, "--raw", *words)[0] == 0
+    assert bytes(asked[0].prompt_ids[-1:]) == (b"-" if words == ["--prompt", "-"] else b"a")
+    assert ("-" in asked[0].decoding.stop) == (["--stop", "-"] in [words[i : i + 2] for i in range(len(words))])
+
+
+@pytest.mark.parametrize("device", ["foo", *([] if torch.cuda.is_available() else ["cuda"])])
+def test_a_device_that_is_not_there_is_named(cli, device):
+    fails(cli("generate", "--model", "./none", "--device", device, "--prompt", "a"), f"device is '{device}'")
 
 
 @pytest.mark.parametrize(
@@ -361,6 +455,11 @@ def test_python_interface_streams_and_generates(causal):
     assert [a.prompt_tokens for a in answer][1] == 3
     with pytest.raises(unmask.UnmaskError, match="thresold is not a setting; did you mean threshold"):
         model.generate(["hi"], thresold=0.5)
+    with pytest.raises(unmask.UnmaskError, match="block_size 3 does not divide 8"):
+        model.generate(["hi"], mode="threshold", block_size=3)
+    one, bad, two = model.generate(["hi", [], [1, 2, 3]], mode="verified", max_new_tokens=10)
+    assert (one.token_ids, two.token_ids) == (answer[0].token_ids, answer[1].token_ids)
+    assert "messages is empty" in str(bad.error) and (bad.finish_reason, bad.text, bad.token_ids) == ("error", "", [])
     with pytest.raises(unmask.UnmaskError, match="backbone is 'fast'; allowed: auto, universal"):
         unmask.load(causal, backbone="fast")
 

@@ -17,6 +17,7 @@ from unmask.decode import MODES, Row
 from unmask.engine import Engine, Request
 from unmask.model.backbone import Feed
 from unmask.model.universal import UniversalBackbone
+from unmask.resolve import resolve
 
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,), context="causal")
@@ -284,7 +285,7 @@ def test_o1_06_every_step_decides_a_slot(cache, name, parameter):
         max_new_tokens=25,
         stop_ids=(),
     )
-    row = Row(prompt_of(7), wanted, BLOCK)
+    row = Row(prompt_of(7), resolve(wanted, BLOCK), BLOCK)
     row.rule, row.parameter = RULES[name][0], parameter
     kinds = drive(row, BACKBONES[0], steps=60)
     assert len(row.written) == 25 and MASK not in row.written and row.finish == "length"
@@ -332,3 +333,28 @@ def test_o4_09_a_seed_decides_the_text_whatever_the_neighbours(mode):
     assert answers([warm(8)])[0].token_ids != alone
     unseeded = [tuple(answers([warm(None)])[0].token_ids) for _ in range(5)]
     assert len(set(unseeded)) == 5
+
+
+def test_a_rows_tail_is_that_of_prompt_and_answer():
+    row = Row([1, 2, 3], resolve(Decoding(), BLOCK), BLOCK)
+    for _ in range(4):
+        whole = row.prompt + row.written
+        assert row.length == len(whole)
+        assert [row.tail(start) for start in range(8)] == [whole[start:] for start in range(8)]
+        row.write([7])
+
+
+class Counted(list):
+    """A prompt that counts how often it is read or copied as a whole."""
+
+    copies = 0
+
+    def __add__(self, other):
+        Counted.copies += 1
+        return list.__add__(self, other)
+
+
+def test_autoregression_does_not_copy_the_text_for_every_token():
+    row = Row(Counted(prompt_of(9)), resolve(Decoding(mode="ar", max_new_tokens=30, stop_ids=()), CAUSAL), CAUSAL)
+    drive(row, BACKBONES[0], steps=40)
+    assert len(row.written) == 30 and Counted.copies == 0

@@ -1,15 +1,20 @@
 """The engine on scripted networks: what is committed when, limits, stops, errors, streams and counters."""
 
+import time
+
 import pytest
 import torch
 from scripted import ScriptedBackbone, sure, writes
 from tiny import MASK as BYTE_MASK
-from tiny import byte_tokenizer
+from tiny import byte_tokenizer, tiny_model
 
-from unmask.config import BlockSpec, Decoding, resolve
+from unmask import decode
+from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Committed, Finished, Provisional, Request
+from unmask.model.universal import UniversalBackbone
+from unmask.resolve import resolve
 
 END, MASK, BYTES = 63, 62, 300
 SPEC = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
@@ -56,6 +61,9 @@ def test_o1_10_sampling_settings_are_used(mode):
     [
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": 100.1},
+        {"temperature": 1e39},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"threshold": 1.7},
@@ -71,6 +79,23 @@ def test_o4_06_invalid_settings_name_the_value(wanted):
     with pytest.raises(ConfigError) as caught:
         Decoding(**wanted)
     assert str(list(wanted.values())[0]) in str(caught.value)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-6, 9e-6])
+def test_o4_06_tiny_temperatures_are_greedy_in_every_mode(temperature):
+    assert resolve(Decoding(temperature=temperature), CAUSAL).mode == "verified"
+    backbone = ScriptedBackbone(lambda who, position, step: sure(9, 0.3))
+    found = ask(backbone, Request([1], ids(mode="verified", temperature=temperature)), spec=CAUSAL)[0]
+    assert found.token_ids == [9] * 8
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 100.0])
+def test_o4_06_the_ends_of_the_range_draw_finite_numbers(temperature):
+    def peaked(who, position, step):
+        return torch.where(torch.arange(64) == 9, 3e38, -3e38)
+
+    found = ask(ScriptedBackbone(peaked), Request([1], ids(mode="ar", temperature=temperature, seed=1)))[0]
+    assert found.error is None and found.token_ids == [9] * 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -219,6 +244,42 @@ def test_verified_keeps_the_right_beginning_of_a_draft():
     assert found.forwards_by_kind == {"prefill": 1, "draft": 5, "check": 5}
 
 
+def test_a_drafted_slot_is_shown_filled_with_its_confidence():
+    backbone = ScriptedBackbone(writes([], start=0, filler=9, probability=0.75))
+    request = Request([1] * 5, ids(mode="verified", max_new_tokens=20), provisional=True)
+    seen = [event for event in Engine(backbone, CAUSAL).run([request]) if isinstance(event, Provisional)]
+    opened, drafted = seen[0], seen[1]
+    assert opened.masked == [False] + [True] * 7 and opened.token_ids == [9] + [MASK] * 7
+    assert drafted.masked == [False] * 8 and drafted.token_ids == [9] * 8 and drafted.start == opened.start == 5
+    share = 0.75 / (1 - 0.25 / 63)  # the mask takes no part
+    assert drafted.confidence == pytest.approx([1.0] + [share] * 7, rel=1e-5)
+
+
+def test_prompts_of_very_different_lengths_do_not_pad_each_other():
+    backbone = ScriptedBackbone(writes([], start=0, filler=9))
+    lengths = [3, 400, 5, 4, 300, 2]
+    found = ask(backbone, *[Request([n] * n if n < 64 else [7] * n, ids(mode="ar")) for n in lengths], batch_size=6)
+    fed = [[len(feed.tokens) for _, feed in call] for call in backbone.calls if call[0][1].start == 0]
+    assert sorted(map(sorted, fed)) == [[2, 3, 4, 5], [300, 400]]
+    assert all(len(group) * max(group) <= 2 * sum(group) for group in fed)
+    assert all(answer.token_ids == [9] * 8 and answer.forwards_by_kind["prefill"] == 1 for answer in found)
+
+
+@pytest.mark.parametrize("mode, spec", [("ar", SPEC), ("threshold", SPEC), ("threshold", CAUSAL), ("verified", CAUSAL)])
+@pytest.mark.parametrize("length", [16, 17, 24, 39, 41])
+def test_a_long_prompt_in_pieces_is_the_same_prompt(mode, spec, length, monkeypatch):
+    backbone = UniversalBackbone(tiny_model(), mask_id=BYTE_MASK)
+    spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=BYTE_MASK, context=spec.context)
+    request = Request([n * 7 % 250 for n in range(length)], ids(mode=mode, max_new_tokens=20))
+    whole = ask(backbone, request, spec=spec)[0]
+    monkeypatch.setattr(decode, "PIECE", 19)
+    fed, forward = [], backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda *a: fed.append(len(a[2][0].tokens)) or forward(*a))
+    pieces = ask(backbone, request, spec=spec)[0]
+    assert pieces.token_ids == whole.token_ids and pieces.forwards_by_kind == whole.forwards_by_kind
+    assert max(fed) <= 19 and pieces.positions_computed == whole.positions_computed
+
+
 def test_rows_that_draft_and_check_stay_in_phase():
     spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, context="causal", adapter_scope="draft")
     backbone = ScriptedBackbone(writes([], start=0, filler=9))
@@ -243,6 +304,21 @@ def test_seconds_are_of_the_row_and_batch_seconds_of_all():
     found = ask(ScriptedBackbone(writes([], start=0, filler=9)), *requests)
     assert all(0 < answer.seconds <= answer.batch_seconds for answer in found)
     assert found[0].batch_seconds == found[1].batch_seconds and found[0].seconds < found[1].seconds
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_batch_seconds_count_from_the_start_of_the_run(as_list):
+    def slow(who, position, step):
+        time.sleep(0.005)
+        return sure(9)
+
+    requests = [Request([who], ids(mode="ar", max_new_tokens=4)) for who in range(1, 5)]
+    began = time.perf_counter()
+    engine = Engine(ScriptedBackbone(slow), SPEC, batch_size=1)
+    events = list(engine.run(requests if as_list else iter(requests)))
+    total = time.perf_counter() - began
+    found = [event.answer.batch_seconds for event in events if isinstance(event, Finished)]
+    assert found == sorted(found) and total * 0.9 <= found[-1] <= total and found[0] <= total / 2
 
 
 # --- requests that cannot be served -------------------------------------------------------------------------------
@@ -272,6 +348,16 @@ def test_o4_05_prompt_plus_answer_longer_than_the_model_allows():
     bad = ask(backbone, Request([1] * 60, ids()))[0]
     assert all(number in str(bad.error) for number in ("60", "8", "64", "at most 4"))
     assert ask(backbone, Request([1] * 60, ids(max_new_tokens=4)))[0].token_ids == [9] * 4
+
+
+@pytest.mark.parametrize("length, limit", [(1, 4095), (5000, 8), (8, 10**6)])
+def test_a_refused_request_does_not_size_the_cache(length, limit):
+    backbone = ScriptedBackbone(writes([], start=0, filler=9))
+    engine = Engine(backbone, SPEC, batch_size=2)
+    bad = Request([64] * length, ids(max_new_tokens=limit))
+    answers = engine.generate([bad, Request([1] * 20, ids())])
+    assert answers[0].error is not None and answers[1].token_ids == [9] * 8
+    assert engine.cache.capacity == 64 == engine.capacity
 
 
 @pytest.mark.parametrize(
@@ -333,6 +419,43 @@ def test_o4_10_nan_logits_fail_that_row_only(mode, spec, bad):
     assert well.token_ids == [9] * 30 and well.error is None
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("mode, context", [("ar", "block"), ("threshold", "block"), ("verified", "causal")])
+def test_o4_10_a_broken_row_leaves_nothing_to_the_next_one(mode, context, bad):
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[77] = bad
+    backbone = UniversalBackbone(model, mask_id=BYTE_MASK)
+    spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=BYTE_MASK, context=context)
+    wanted = ids(mode=mode, max_new_tokens=12)
+    healthy = [Request(list(range(n)), wanted) for n in (30, 2)]
+    alone = [ask(backbone, request, spec=spec)[0].token_ids for request in healthy]
+    assert all(77 not in tokens for tokens in alone)
+    sick = Request([5] * 8 + [77] * 12, wanted)
+    found = ask(backbone, sick, *healthy, sick, healthy[1], spec=spec, batch_size=2)
+    assert [answer.finish_reason for answer in found] == ["error", "length", "length", "error", "length"]
+    assert [found[1].token_ids, found[2].token_ids, found[4].token_ids] == [*alone, alone[1]]
+
+
+# --- a plain model ------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_model_is_decoded_with_nothing_banned():
+    backbone = ScriptedBackbone(writes([MASK, 7, END, 5], start=8))
+    engine = Engine(backbone, None, stop_ids=(END,))
+    found = engine.generate([Request([1] * 8, Decoding()), Request([1] * 8, ids())])
+    assert (found[0].mode, found[0].token_ids, found[0].finish_reason) == ("ar", [MASK, 7], "stop")
+    assert "plain autoregressive model" in str(found[1].error)
+
+
+@pytest.mark.parametrize("mode, spec", [("ar", SPEC), ("threshold", SPEC), ("verified", CAUSAL)])
+def test_a_mask_id_beyond_the_vocabulary_bans_nothing_and_0_bans_0(mode, spec):
+    backbone = ScriptedBackbone(lambda who, position, step: sure(0))
+    for mask_id, expected in ((64, 0), (0, 1)):
+        other = BlockSpec(block_size=8, sub_block_size=4, mask_id=mask_id, context=spec.context)
+        assert ask(backbone, Request([1] * 8, ids(mode=mode)), spec=other)[0].token_ids == [expected] * 8
+
+
 # --- streams ------------------------------------------------------------------------------------------------------
 
 
@@ -360,8 +483,8 @@ def streamed(backbone, decoding, spec=BYTE_SPEC, tokenizer=None, prompt=1):
 @pytest.mark.parametrize("stops", [("DEFGHIJ",), ("tail", "DEFGHIJ"), ("", "DEFGHIJ")])
 def test_o4_07_a_stop_string_across_blocks(mode, spec, stops):
     backbone = typed("abc DEFGHIJ tail and so on for ever and ever", start=1)
-    text, _, answer = streamed(backbone, ids(mode=mode, stop=stops, max_new_tokens=60), spec)
-    assert text == answer.text == "abc " and answer.finish_reason == "stop"
+    text, tokens, answer = streamed(backbone, ids(mode=mode, stop=stops, max_new_tokens=60), spec)
+    assert tokens == answer.token_ids and text == answer.text == "abc " and answer.finish_reason == "stop"
     assert answer.token_ids == list(b"abc ") and answer.completion_tokens == 4
     assert max(feed.start for call in backbone.calls for _, feed in call) < 16
 
@@ -375,6 +498,26 @@ def test_o4_08_characters_across_steps_and_blocks(mode, spec, start):
     assert shown == answer.text == text and tokens == answer.token_ids == list(text.encode())
     cut, _, answer = streamed(typed(text, start), ids(mode=mode, max_new_tokens=6), spec, prompt=start)
     assert cut == answer.text == "👩\ufffd" and answer.finish_reason == "length"
+
+
+@pytest.mark.parametrize("mode, spec", [("ar", BYTE_SPEC), ("threshold", BYTE_SPEC), ("verified", BYTE_CAUSAL)])
+@pytest.mark.parametrize("limit", range(1, 18))
+def test_o4_07_streamed_tokens_are_the_answers_at_stop_limit_and_error(mode, spec, limit):
+    words = "é DEF 漢 DEFGH DEFGHIJ x"
+
+    def script(who, position, step):
+        if limit == 17 and position == 12:
+            return torch.full((BYTES,), torch.nan)
+        return sure(list(words.encode())[min(position - 1, 27)], vocab=BYTES)
+
+    wanted = ids(mode=mode, stop=("DEFGHIJ",), max_new_tokens=2 * limit)
+    text, tokens, answer = streamed(ScriptedBackbone(script, BYTES), wanted, spec)
+    assert tokens == answer.token_ids and text == answer.text and answer.completion_tokens == len(tokens)
+    assert answer.finish_reason == ("error" if limit == 17 else "stop" if 2 * limit >= 24 else "length")
+    if answer.finish_reason == "length":
+        assert len(tokens) == 2 * limit
+    if answer.finish_reason == "stop":
+        assert bytes(tokens).decode() == text == "é DEF 漢 DEFGH "
 
 
 def test_o5_13_out_of_order_commits_are_shown_in_order():

@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config", "events"},
-    {"options", "text", "model"},
+    {"options", "resolve", "text", "model"},
     {"decode", "data"},
     {"engine", "rundir"},
     {"adapt"},

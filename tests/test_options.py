@@ -9,9 +9,10 @@ from typing import Literal
 
 import pytest
 
-from unmask.config import Adapt, Decoding, option
+from unmask.config import Adapt, BlockSpec, Decoding, option
 from unmask.errors import ConfigError
 from unmask.options import add_flags, given, read, read_toml, template
+from unmask.resolve import ineffective, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +155,31 @@ def test_the_template_is_toml_with_every_key_and_the_defaults(cls):
     if "data" in required:
         required["data"] = ["a"]
     assert read(cls, values | required) == read(cls, required)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "context", "expected"),
+    [
+        ({"threshold": 0.5, "rule": "factor"}, "block", {"threshold": "with rule factor"}),
+        ({"threshold": 0.5, "rule": "threshold"}, "block", {}),
+        ({"top_p": 0.5, "seed": 1}, "block", {"top_p": "at temperature 0", "seed": "at temperature 0"}),
+        ({"top_p": 0.5, "temperature": 1e-6}, "block", {"top_p": "at temperature 0"}),
+        ({"top_p": 0.5, "seed": 1, "temperature": 1.0}, "block", {}),
+        (
+            {"rule": "factor", "sub_block_cache": False},
+            "causal",
+            dict.fromkeys(["rule", "sub_block_cache"], "in mode verified"),
+        ),
+        ({"block_size": 4}, "causal", {}),
+        ({"block_size": 4, "mode": "ar"}, "causal", {"block_size": "in mode ar"}),
+    ],
+)
+def test_settings_that_change_nothing_are_told_with_the_reason(wanted, context, expected):
+    spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=1, context=context)
+    assert ineffective(wanted, resolve(Decoding(**wanted), spec)) == expected
+
+
+def test_a_field_is_checked_alike_from_python_and_from_a_mapping():
+    for make in (lambda: Decoding(threshold=2.0), lambda: read(Decoding, {"threshold": 2.0})):
+        with pytest.raises(ConfigError, match="^threshold is 2.0; allowed: from 0 to 1$"):
+            make()

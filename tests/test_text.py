@@ -87,7 +87,7 @@ def test_o4_08_a_forced_cut_inside_a_character_shows_once():
     stream = Stream(PLAIN, ())
     shown = "".join(stream.push(token) for token in byte_ids("a漢")[:-1])
     assert shown == "a" and stream.finish() == "\ufffd" == PLAIN.decode(byte_ids("漢")[:-1])
-    assert stream.text == "a\ufffd" and stream.kept == 3
+    assert stream.text == "a\ufffd" and stream.released == 3
 
 
 class Words:
@@ -108,7 +108,7 @@ def test_o4_08_joined_pieces_are_the_decoded_text(text, cut):
     stream = Stream(PLAIN, ())
     joined = "".join([*(stream.push(token) for token in ids), stream.finish()])
     assert joined == stream.text == PLAIN.decode(ids, clean_up_tokenization_spaces=False)
-    assert stream.kept == len(ids)
+    assert stream.released == len(ids)
 
 
 def test_special_tokens_are_not_shown():
@@ -174,4 +174,4 @@ def test_o4_07_tokens_before_a_stop_are_kept():
     stream = Stream(tokenizer, ["DEFGHIJ"])
     pieces = [stream.push(token) for token in ids]
     assert pieces == ["a", "b", "c ", "", "", "", ""] and stream.stopped and stream.finish() == ""
-    assert stream.text == "abc " and stream.kept == 2
+    assert stream.text == "abc " and stream.released == 2

@@ -9,12 +9,13 @@ import torch
 
 from unmask.config import Adapt, BlockSpec, Decoding
 from unmask.engine import Engine
-from unmask.errors import ConfigError, RequestError
-from unmask.events import Answer, Event, Request
+from unmask.errors import ConfigError, RequestError, UnmaskError
+from unmask.events import Answer, Event, Request, refusal
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
-from unmask.model.masktoken import choose_mask_id
+from unmask.model.hf import device_named
 from unmask.model.universal import UniversalBackbone
 from unmask.options import read, read_toml
+from unmask.resolve import Resolved, resolve
 from unmask.text import render
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
@@ -22,10 +23,14 @@ BACKBONES = ("auto", "universal")
 
 
 class Model:
-    """A checkpoint with the network that decodes it."""
+    """A checkpoint with the network that decodes it. spec: None for a plain model, which has mode ar only."""
 
-    def __init__(self, checkpoint: Checkpoint, backbone: Any, spec: BlockSpec, batch_size: int) -> None:
-        self.checkpoint, self.backbone, self.spec, self.batch_size = checkpoint, backbone, spec, batch_size
+    def __init__(self, checkpoint: Checkpoint, backbone: Any, batch_size: int) -> None:
+        self.checkpoint, self.backbone, self.batch_size = checkpoint, backbone, batch_size
+
+    @property
+    def spec(self) -> BlockSpec | None:
+        return self.checkpoint.spec
 
     @property
     def tokenizer(self) -> Any | None:
@@ -42,22 +47,40 @@ class Model:
         return self.run([request])
 
     def generate(self, prompts: Iterable[Prompt], *, raw: bool = False, **decoding: Any) -> list[Answer]:
-        """The answers, in the order of the prompts. One that cannot be served carries its `error`."""
-        return self._engine().generate([self.request(prompt, raw=raw, **decoding) for prompt in prompts])
+        """The answers, in the order of the prompts. One prompt that cannot be served carries its `error`.
+
+        A mistake in the settings, which all prompts share, is raised (ConfigError, RequestError), before any work.
+        """
+        settings = self.decoding(**decoding)
+        asked = [self._ask(prompt, raw, settings) for prompt in prompts]
+        answers = iter(self._engine().generate([each for each in asked if isinstance(each, Request)]))
+        return [each if isinstance(each, Answer) else next(answers) for each in asked]
 
     def request(self, prompt: Prompt, *, raw: bool = False, **decoding: Any) -> Request:
         """A request for one prompt: a text, a list of messages, or token ids."""
-        settings = read(Decoding, decoding)
-        if self.checkpoint.spec is None and settings.mode == "auto":
-            settings = dataclasses.replace(settings, mode="ar")
-        if self.checkpoint.spec is None and settings.mode != "ar":
-            raise RequestError(
-                f"mode {settings.mode} would write noise: {self.checkpoint.ref} is a plain autoregressive model; "
-                "use mode ar, or adapt it first (unmask adapt)",
-                field="mode",
-                value=settings.mode,
-            )
+        settings = self.decoding(**decoding)
         return Request(prompt_ids=self.encode(prompt, raw), decoding=settings)
+
+    def decoding(self, **fields: Any) -> Decoding:
+        """Checked settings for this model, from fields of `Decoding`; raises for what it can serve to no prompt."""
+        settings = read(Decoding, fields)
+        self.resolved(settings)
+        return settings
+
+    def resolved(self, settings: Decoding) -> Resolved:
+        """What a request with these settings gets; RequestError where they contradict the model."""
+        full = resolve(settings, self.spec, self.checkpoint.stop_ids)
+        if any(full.stop) and self.tokenizer is None:
+            raise RequestError(
+                f"stop strings need a tokenizer, {self.checkpoint.ref} has none; use stop_ids", field="stop"
+            )
+        return full
+
+    def _ask(self, prompt: Prompt, raw: bool, settings: Decoding) -> Request | Answer:
+        try:
+            return Request(prompt_ids=self.encode(prompt, raw), decoding=settings)
+        except UnmaskError as error:
+            return refusal(error, settings.mode, text=None if self.tokenizer is None else "")
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """Token ids of a prompt in any of its three forms."""
@@ -73,7 +96,9 @@ class Model:
 
     def _engine(self) -> Engine:
         """An engine of its own for each call, so that two streams can be read in turn."""
-        return Engine(self.backbone, self.spec, self.tokenizer, batch_size=self.batch_size)
+        return Engine(
+            self.backbone, self.spec, self.tokenizer, batch_size=self.batch_size, stop_ids=self.checkpoint.stop_ids
+        )
 
 
 def load(
@@ -94,13 +119,12 @@ def load(
         raise ConfigError(f"backbone is '{backbone}'; allowed: {', '.join(BACKBONES)}")
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; allowed: at least 1")
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    checkpoint = load_checkpoint(ref, dtype=dtype, device=where, mask_id=mask_id, base=base)
-    spec = checkpoint.spec or _plain_spec(checkpoint)
+    checkpoint = load_checkpoint(ref, dtype=dtype, device=device_named(device), mask_id=mask_id, base=base)
+    mask = None if checkpoint.spec is None else checkpoint.spec.mask_id
     network = UniversalBackbone(
-        checkpoint.model, checkpoint.draft_model, mask_id=spec.mask_id, mask_vector=checkpoint.mask_vector
+        checkpoint.model, checkpoint.draft_model, mask_id=mask, mask_vector=checkpoint.mask_vector
     )
-    return Model(checkpoint, network, spec, batch_size)
+    return Model(checkpoint, network, batch_size)
 
 
 def adapt(recipe: str | Path | Mapping[str, Any] | Adapt, *, resume: bool = False, **fields: Any) -> Iterator[Any]:
@@ -115,11 +139,3 @@ def adapt(recipe: str | Path | Mapping[str, Any] | Adapt, *, resume: bool = Fals
     if isinstance(recipe, Mapping):
         return run(read(Adapt, {**recipe, **fields}), resume=resume)
     return run(read_toml(Adapt, Path(recipe), fields), resume=resume)
-
-
-def _plain_spec(checkpoint: Checkpoint) -> BlockSpec:
-    """What the engine needs of a model that was never adapted: an id that its text never contains, and end tokens."""
-    mask_id, missing = choose_mask_id(checkpoint.model.config, checkpoint.tokenizer)
-    if missing:
-        raise ConfigError(f"{checkpoint.ref} has no unused token id to decode with; adapt it first")
-    return BlockSpec(mask_id=mask_id, stop_ids=checkpoint.stop_ids)

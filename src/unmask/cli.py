@@ -32,6 +32,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
+    def standard_input_first(self, words: list[str]) -> list[str]:
+        """A lone `-` (standard input) moves to the front, where no flag with several values can take it for one of
+        them; directly behind a flag that takes a value it is that value and stays."""
+        front: list[str] = []
+        others: list[str] = []
+        for before, word in zip(["", *words], words, strict=False):
+            flag = self._option_string_actions.get(before)
+            takes_value = flag is not None and flag.nargs != 0
+            (front if word == "-" and not takes_value else others).append(word)
+        return front + others
+
     def reject_unknown(self, rest: list[str]) -> None:
         if rest:
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
@@ -87,8 +98,7 @@ def _dispatch(words: list[str]) -> int:
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     try:
-        # A lone `-` (standard input) goes first, where no flag with several values can take it for one of them.
-        args, rest = parser.parse_known_args(sorted(words[1:], key=lambda word: word != "-"))
+        args, rest = parser.parse_known_args(parser.standard_input_first(words[1:]))
     except SystemExit as e:  # --help
         return int(e.code or 0)
     parser.reject_unknown(rest)

@@ -1,16 +1,17 @@
 """Settings: frozen dataclasses whose fields are at once the flag, the default, the help text and the check.
 
 `BlockSpec` is the contract between adapting and decoding and travels inside the checkpoint. `Decoding` is what a
-request may ask for. `Adapt` is a training recipe. `arguments` turns a dataclass into command-line flags and `read`
-turns a mapping (TOML, JSON, flags) into a checked instance; both take everything from the fields.
+request may ask for (`resolve` says what it then gets). `Adapt` is a training recipe. `options.add_flags` turns a
+dataclass into command-line flags and `options.read` a mapping (TOML, JSON, flags) into a checked instance; both take
+everything from the fields.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
-from unmask.errors import ConfigError, RequestError
+from unmask.errors import ConfigError
 
 Mode = Literal["ar", "threshold", "verified", "auto"]
 Context = Literal["block", "causal"]
@@ -39,6 +40,14 @@ def _fraction(value: float) -> bool:
 
 def _finite_from_zero(value: float) -> bool:
     return math.isfinite(value) and value >= 0.0
+
+
+COLD, HOT = 1e-5, 100.0
+"""Temperatures below COLD act as 0, above HOT are refused: between the two no logit divided by one leaves float32."""
+
+
+def _temperature(value: float) -> bool:
+    return 0.0 <= value <= HOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +88,20 @@ class BlockSpec:
 
 def check_fields(settings: Any) -> None:
     """Raise ConfigError for the first field whose value its check refuses; names value and what is allowed."""
-    for f in settings.__dataclass_fields__.values():
-        value, check = getattr(settings, f.name), f.metadata.get("check")
-        if check is not None and value is not None and not check(value):
-            raise ConfigError(f"{f.name} is {value!r}; allowed: {f.metadata['allowed']}")
+    for f in fields(settings):
+        check_field(f, getattr(settings, f.name), f.name)
+
+
+def check_field(f: Field[Any], value: Any, name: str) -> None:
+    """Raise ConfigError where the field's check refuses `value`; name: the setting as the user wrote it."""
+    check = f.metadata.get("check")
+    if check is not None and value is not None and not check(value):
+        raise ConfigError(f"{name} is {shown(value)}; allowed: {f.metadata['allowed']}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it."""
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +141,7 @@ class Decoding:
         256, help="length limit of an answer, end token included", check=_positive, allowed="at least 1", metavar="N"
     )
     temperature: float = option(
-        0.0, help="0 is greedy", check=_finite_from_zero, allowed="0 or a positive number", metavar="X"
+        0.0, help="0 (and below 0.00001) is greedy", check=_temperature, allowed="from 0 to 100", metavar="X"
     )
     top_p: float = option(
         1.0,
@@ -171,57 +190,6 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def resolve(wanted: Decoding, spec: BlockSpec) -> Decoding:
-    """Fill what a request leaves open from the checkpoint's contract; RequestError where the two contradict.
-
-    In the result mode is never `auto`, and the sizes and end tokens are set.
-    """
-    size = wanted.block_size or spec.block_size
-    if spec.block_size % size:
-        raise RequestError(
-            f"block_size {size} does not divide {spec.block_size}, the size the checkpoint was trained with; "
-            f"use a divisor of {spec.block_size}",
-            field="block_size",
-            value=size,
-            limit=spec.block_size,
-        )
-    part = wanted.sub_block_size or (
-        spec.sub_block_size
-        if size % spec.sub_block_size == 0
-        else next(n for n in range(min(8, size), 0, -1) if size % n == 0)
-    )
-    if size % part:
-        raise RequestError(
-            f"sub_block_size {part} does not divide block_size {size}; use a divisor of {size}",
-            field="sub_block_size",
-            value=part,
-            limit=size,
-        )
-    stop_ids = spec.stop_ids if wanted.stop_ids is None else wanted.stop_ids
-    return replace(wanted, mode=_mode(wanted, spec), block_size=size, sub_block_size=part, stop_ids=stop_ids)
-
-
-def _mode(wanted: Decoding, spec: BlockSpec) -> Mode:
-    if wanted.mode == "auto":
-        return "verified" if spec.context == "causal" and wanted.temperature == 0 else "threshold"
-    if wanted.mode == "verified" and spec.context != "causal":
-        raise RequestError(
-            f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "
-            'use mode threshold, or adapt with context = "causal"',
-            field="mode",
-            value="verified",
-        )
-    if wanted.mode == "verified" and wanted.temperature > 0:
-        raise RequestError(
-            f"mode verified is greedy but temperature is {wanted.temperature}; "
-            "use temperature 0, or mode threshold or ar",
-            field="temperature",
-            value=wanted.temperature,
-            limit=0,
-        )
-    return wanted.mode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unmask.config import BlockSpec, Decoding
+from unmask.config import BlockSpec
 from unmask.core.propose import Proposals
 from unmask.core.rules import NEEDS_ENTROPY, RULES
 from unmask.core.verify import accepted
 from unmask.errors import RequestError
 from unmask.model.backbone import Feed
+from unmask.resolve import Resolved
 
 Kind = Literal["prefill", "denoise", "refresh", "sub", "commit", "ar", "draft", "check"]
+PIECE = 2048
+"""A longer prompt is fed in pieces, whole blocks of at most so many tokens (one block where that is larger): each sees
+all before it, so the numbers are the same and the memory of a forward stays bounded. They count as one prefill."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,18 @@ Program = Generator[Step, Proposals, None]
 class Row:
     """One sequence: what was asked for, and what is written so far.
 
-    settings: resolved (`config.resolve`)
+    spec: None for a plain model, whose only mode is ar
+    watched: whether someone looks at the block being written, and so at confidence that nothing else needs
     written: the answer's tokens, the end token included
     finish: why the answer is complete, None while it is not
     block: the block being written, for pictures
     """
 
     prompt: list[int]
-    settings: Decoding
-    spec: BlockSpec
+    settings: Resolved
+    spec: BlockSpec | None
     random: torch.Generator = field(default_factory=torch.Generator)
+    watched: bool = False
     written: list[int] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     block: "Block | None" = None
@@ -67,9 +73,19 @@ class Row:
         self.needs_entropy = name in NEEDS_ENTROPY
 
     @property
-    def text(self) -> list[int]:
-        """Every token of the sequence by position, as far as it is settled."""
-        return self.prompt + self.written
+    def length(self) -> int:
+        """How many positions of the sequence are settled."""
+        return len(self.prompt) + len(self.written)
+
+    @property
+    def blocks(self) -> BlockSpec:
+        """The contract, for modes that write blocks: `resolve` lets no plain model into them."""
+        assert self.spec is not None
+        return self.spec
+
+    def tail(self, start: int) -> list[int]:
+        """The settled tokens from position `start` on."""
+        return self.prompt[start:] + self.written[max(0, start - len(self.prompt)) :]
 
     def write(self, tokens: Iterable[int]) -> bool:
         """Append settled tokens up to the first end token or the limit; True when the answer is complete.
@@ -79,7 +95,7 @@ class Row:
         for token in tokens:
             if self.finish is None:
                 self.written.append(token)
-                if token in (self.settings.stop_ids or ()):
+                if token in self.settings.stop_ids:
                     self.finish = "stop"
                 elif len(self.written) >= self.settings.max_new_tokens:
                     self.finish = "length"
@@ -107,9 +123,9 @@ class Row:
 
     def clean(self, kind: Kind, tokens: list[int], start: int, read: Iterable[int] = (-1,)) -> Step:
         """Clean tokens that see what the checkpoint's context lets committed tokens see."""
-        if self.spec.context == "causal":
+        if self.blocks.context == "causal":
             return self.causal(kind, tokens, start, read)
-        n, size = len(tokens), self.settings.block_size or self.spec.block_size
+        n, size = len(tokens), self.settings.block_size
         ends = [(position // size + 1) * size for position in range(start, start + n)]
         return self.step(kind, Feed(tokens, start, ends, [False] * n, [r % n for r in read]))
 
@@ -163,24 +179,32 @@ class Block:
         self.tokens[taken], self.confidence[taken] = found.tokens[accept], found.confidence[accept].float()
         self.masked[taken] = False
 
+    def fill(self, found: Proposals) -> None:
+        """Take the proposals for the slots after the first at once, as a draft that is still to be checked."""
+        stop = 1 + len(found.tokens)
+        self.tokens[1:stop], self.masked[1:stop] = found.tokens, False
+        if found.confidence is not None:
+            self.confidence[1:stop] = found.confidence.float()
+
 
 def autoregressive(row: Row) -> Program:
     """One token per forward; block size 1 of the others."""
-    found = yield row.causal("prefill", row.prompt, 0)
+    found = yield from feed_prompt(row, len(row.prompt), row.causal)
     while not row.write(found.tokens.tolist()):
-        found = yield row.causal("ar", row.written[-1:], len(row.text) - 1)
+        found = yield row.causal("ar", row.written[-1:], row.length - 1)
 
 
 def threshold(row: Row) -> Program:
     """Fast-dLLM v2, algorithm of section 3.3: denoise a block sub-block by sub-block, commit it, go on.
 
     The commit's last logit gives the next block's first token (the seam). The name is that of the paper's rule; the
-    row's own rule decides.
+    row's own rule decides. Above temperature 0 the seam is drawn like every other token, so that all tokens follow one
+    law (the official code takes its argmax, even while it samples the rest of the block).
     """
-    size, part = row.settings.block_size or 0, row.settings.sub_block_size or 0
+    size, part = row.settings.block_size, row.settings.sub_block_size
     start, seam = yield from prefill(row, size)
     while not row.write(seam):
-        row.block = block = Block.open(start, row.text[start:], size, row.spec.mask_id)
+        row.block = block = Block.open(start, row.tail(start), size, row.blocks.mask_id)
         for first in range(0, size, part):
             yield from denoise(row, block, first, first + part)
             if row.finish is not None:
@@ -196,12 +220,26 @@ def prefill(row: Row, size: int) -> Generator[Step, Proposals, tuple[int, list[i
     prompt only; what is left over opens the first block. (The official code skips a prompt of exactly one block and so
     never sees it; that fault is not kept.)
     """
-    whole = len(row.prompt) if row.spec.context == "causal" else len(row.prompt) // size * size
+    whole = len(row.prompt) if row.blocks.context == "causal" else len(row.prompt) // size * size
     if whole == 0:
         return 0, []
-    aligned = whole == len(row.prompt)
-    found = yield row.clean("prefill", row.prompt[:whole], 0, read=(-1,) if aligned else ())
+    found = yield from feed_prompt(row, whole, row.clean, size)
     return whole, found.tokens.tolist()
+
+
+def feed_prompt(
+    row: Row, whole: int, step: Callable[..., Step], size: int = 1
+) -> Generator[Step, Proposals, Proposals]:
+    """Feed the prompt's first `whole` tokens, in pieces of whole blocks of `size`; returns the last one's proposals.
+
+    step: `row.causal` or `row.clean`. Nothing is read of a prompt whose rest opens the first block.
+    """
+    width = max(PIECE // size, 1) * size
+    for start in range(0, whole, width):
+        stop = min(start + width, whole)
+        read = (-1,) if stop == len(row.prompt) else ()
+        found = yield step("prefill", row.prompt[start:stop], start, read=read)
+    return found
 
 
 def denoise(row: Row, block: Block, first: int, stop: int) -> Program:
@@ -211,7 +249,7 @@ def denoise(row: Row, block: Block, first: int, stop: int) -> Program:
     fed, against the draft keys and values of the others, once their first slot is decided (its predecessor's logit is
     then not needed); until then, and once per block at least, the whole block is fed and refreshes them.
     """
-    cache, draft = row.settings.sub_block_cache, row.spec.adapter_scope == "draft"
+    cache, draft = row.settings.sub_block_cache, row.blocks.adapter_scope == "draft"
     while block.masked[first:stop].any():
         slots = first + torch.nonzero(block.masked[first:stop]).flatten()
         read = (slots - 1).tolist()
@@ -223,7 +261,7 @@ def denoise(row: Row, block: Block, first: int, stop: int) -> Program:
             block.cached = True
         assert found.confidence is not None
         block.accept(slots, found, row.rule(found.confidence, found.entropy, row.parameter))
-        if row.write(block.tokens[len(row.text) - block.start : block.settled()].tolist()):
+        if row.write(block.tokens[row.length - block.start : block.settled()].tolist()):
             return
 
 
@@ -233,15 +271,15 @@ def verified(row: Row) -> Program:
     The check computes exactly what autoregression would compute for the accepted tokens, and leaves their keys and
     values behind; those of refused tokens are overwritten before anything sees them.
     """
-    size = row.settings.block_size or 0
-    found, kept = (yield row.causal("prefill", row.prompt, 0)), 0
+    size, draft = row.settings.block_size, row.blocks.adapter_scope == "draft"
+    found, kept = (yield from feed_prompt(row, len(row.prompt), row.causal)), 0
     while not row.write(found.tokens[: kept + 1].tolist()):
-        start = len(row.text) - 1
+        start = row.length - 1
         useful = min(size, row.settings.max_new_tokens - len(row.written))
-        row.block = block = Block.open(start, row.text[start:], size, row.spec.mask_id)
+        row.block = block = Block.open(start, row.tail(start), size, row.blocks.mask_id)
         if useful > 1:
-            feed = block.feed(0, size, list(range(useful - 1)), row.spec.adapter_scope == "draft")
-            block.tokens[1:useful] = (yield row.step("draft", feed)).tokens
+            feed = block.feed(0, size, list(range(useful - 1)), draft)
+            block.fill((yield row.step("draft", feed, confidence=row.watched)))
         guess = block.tokens[:useful].tolist()
         found = yield row.causal("check", guess, start, read=range(useful))
         kept = accepted(guess[1:], found.tokens.tolist())

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from unmask.api import Model, load
-from unmask.errors import CheckpointError
+from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
 from unmask.model.peer import transformers_greedy
 
@@ -239,6 +239,8 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _about(model: Model) -> str:
     spec = model.spec
+    if spec is None:
+        raise ConfigError(f"{model.checkpoint.ref} is a plain autoregressive model; adapt it first (unmask adapt)")
     return (
         f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
         f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}"

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
-from unmask.config import BlockSpec, Decoding, resolve
+from unmask.config import BlockSpec
 from unmask.core.propose import Proposals, propose
 from unmask.decode import MODES, Row, Step, check_prompt
 from unmask.errors import RequestError, UnmaskError
-from unmask.events import Answer, Committed, Event, Finished, Provisional, Request
+from unmask.events import Answer, Committed, Event, Finished, Provisional, Request, refusal
 from unmask.model.backbone import Backbone, Cache
+from unmask.resolve import resolve
 from unmask.text import Stream
 
 
 class Live:
-    """A row at work: its program, the step it waits for, and what it has cost so far."""
+    """A row at work: its program, the step it waits for, what was told of it, and what it has cost so far."""
 
     def __init__(self, index: int, slot: int, request: Request, row: Row, stream: Stream | None) -> None:
         self.index, self.slot, self.request, self.row, self.stream = index, slot, request, row, stream
@@ -30,13 +31,15 @@ class Live:
         self.began = time.perf_counter()
         self.kinds: Counter[str] = Counter()
         self.positions = 0
-        self.told = 0
+        self.seen = 0
+        self.told: list[int] = []
         self.step: Step | None = next(self.program)
 
     def advance(self, found: Proposals) -> Iterator[Event]:
         """Send the proposals to the program; yields what they settle. `step` is None once the answer is complete."""
         assert self.step is not None
-        self.kinds[self.step.kind] += 1
+        if self.step.kind != "prefill" or not self.kinds["prefill"]:  # its pieces count as one
+            self.kinds[self.step.kind] += 1
         self.positions += len(self.step.feed.tokens)
         if not found.finite.all():
             raise RequestError(
@@ -57,37 +60,38 @@ class Live:
 
     def _settle(self) -> Iterator[Event]:
         """The new tokens as an event; closes the row where they complete a stop string."""
-        fresh, text = self.row.written[self.told :], ""
-        self.told += len(fresh)
+        fresh = self.row.written[self.seen :]
+        self.seen += len(fresh)
         if fresh and self.row.finish == "stop":
             fresh = fresh[:-1]
-        shown = []
-        for token in fresh:
-            shown.append(token)
-            if self.stream is not None:
-                text += self.stream.push(token)
-                if self.stream.stopped:
-                    self.step = None
-                    break
-        if self.step is None and self.stream is not None:
-            text += self.stream.finish()
-        if shown or text:
-            yield Committed(self.index, shown, text if self.stream is not None else None)
+        text = None
+        if self.stream is not None:
+            text = self._push(self.stream, fresh)
+            fresh = self.row.written[len(self.told) : self.stream.released]
+        self.told += fresh
+        if fresh or text:
+            yield Committed(self.index, fresh, text)
+
+    def _push(self, stream: Stream, tokens: list[int]) -> str:
+        """The text that these tokens settle, all of it where the answer is complete."""
+        text = ""
+        for token in tokens:
+            text += stream.push(token)
+            if stream.stopped:
+                self.step = None
+                break
+        return text if self.step is not None else text + stream.finish()
 
     def answer(self, batch_began: float, error: UnmaskError | None = None) -> Answer:
-        """The answer as far as it is settled."""
-        tokens, reason = self.row.written, self.row.finish or "error"
-        if reason == "stop":
-            tokens = tokens[:-1]
-        if self.stream is not None and self.stream.stopped:
-            tokens, reason = tokens[: self.stream.kept], "stop"
+        """The answer as far as it was told."""
+        reason = "stop" if self.stream is not None and self.stream.stopped else self.row.finish or "error"
         now = time.perf_counter()
         return Answer(
             text=None if self.stream is None else self.stream.text,
-            token_ids=list(tokens),
+            token_ids=self.told,
             finish_reason="error" if error else reason,
             prompt_tokens=len(self.row.prompt),
-            completion_tokens=len(tokens),
+            completion_tokens=len(self.told),
             forwards=self.kinds.total(),
             seconds=now - self.began,
             mode=self.row.settings.mode,
@@ -101,14 +105,23 @@ class Live:
 class Engine:
     """Decodes requests with `backbone` under the checkpoint's `spec`; one engine runs in one thread.
 
+    spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`.
     `generate` and `run` serve a collection; a server calls `submit`, `step` and `cancel` itself and passes a
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
 
     def __init__(
-        self, backbone: Backbone, spec: BlockSpec, tokenizer: Any = None, *, batch_size: int = 8, capacity: int = 0
+        self,
+        backbone: Backbone,
+        spec: BlockSpec | None,
+        tokenizer: Any = None,
+        *,
+        batch_size: int = 8,
+        capacity: int = 0,
+        stop_ids: tuple[int, ...] = (),
     ) -> None:
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
+        self.stop_ids = stop_ids
         self.rows, self.capacity = batch_size, capacity
         self.cache: Cache | None = None
         self.live: list[Live] = []
@@ -117,13 +130,14 @@ class Engine:
         self.began = time.perf_counter()
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its index. RequestError when it cannot be served as asked."""
-        index, self.count = self.count, self.count + 1
+        """Queue a request; returns its index. RequestError when it cannot be served as asked.
+
+        `batch_seconds` counts from the submission that ended the engine's last idle time.
+        """
         row = self._row(request)
         if not self.live and not self.waiting:
             self.began = time.perf_counter()
-        self.waiting.append((index, request, row))
-        return index
+        return self._queue(request, row)
 
     def cancel(self, index: int) -> None:
         """Drop a request, waiting or live; it gets no further events. Unknown indices are ignored."""
@@ -140,9 +154,9 @@ class Engine:
         events: list[Event] = []
         for kind in ("prefill", "draft", "clean"):
             group = [live for live in self.live if _group(live.step) == kind]
-            if group:
-                events.extend(self._forward(sorted(group, key=lambda live: live.slot)))
-                self.live = [live for live in self.live if live.step is not None]
+            for part in _alike(group) if kind == "prefill" else [group] if group else []:
+                events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
+            self.live = [live for live in self.live if live.step is not None]
         return events
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
@@ -150,17 +164,21 @@ class Engine:
 
         Requests are taken from the iterable as rows become free. Whoever stops listening cancels what is left.
         """
-        base, source, more = self.count, iter(requests), True
+        self.began = time.perf_counter()
+        base, more = self.count, True
+        source = ((request, self._accept(request)) for request in requests)
         if isinstance(requests, Sequence):
-            self.rows = max(1, min(self.batch_size, len(requests)))
-            self.capacity = max([self.capacity, *(self._need(len(r.prompt_ids), r.decoding) for r in requests)])
+            pairs = list(source)
+            self.rows = max(1, min(self.batch_size, len(pairs)))
+            self.capacity = max([self.capacity, *(self._need(row) for _, row in pairs if isinstance(row, Row))])
+            source = (pair for pair in pairs)
         try:
             while more or self.live or self.waiting:
                 while more and len(self.live) + len(self.waiting) < self.rows:
-                    request = next(source, None)
-                    more = request is not None
-                    if request is not None:
-                        yield from self._enter(request, base)
+                    pair = next(source, None)
+                    more = pair is not None
+                    if pair is not None:
+                        yield from self._enter(*pair, base)
                 for event in self.step():
                     yield replace(event, index=event.index - base)
         finally:
@@ -175,27 +193,29 @@ class Engine:
         total = time.perf_counter() - began
         return [replace(answers[index], batch_seconds=total) for index in range(len(requests))]
 
-    def _enter(self, request: Request, base: int) -> Iterator[Event]:
+    def _accept(self, request: Request) -> Row | UnmaskError:
         try:
-            self.submit(request)
+            return self._row(request)
         except UnmaskError as error:
-            answer = Answer(
-                None if self.tokenizer is None else "",
-                [],
-                "error",
-                len(request.prompt_ids),
-                0,
-                0,
-                0.0,
-                request.decoding.mode,
-                0.0,
-                {},
-                error=error,
-            )
-            yield Finished(self.count - 1 - base, answer)
+            return error
+
+    def _enter(self, request: Request, row: Row | UnmaskError, base: int) -> Iterator[Event]:
+        """Queue an accepted request; a refused one is finished at once."""
+        if isinstance(row, Row):
+            self._queue(request, row)
+            return
+        text = None if self.tokenizer is None else ""
+        self.count += 1
+        answer = refusal(row, request.decoding.mode, prompt_tokens=len(request.prompt_ids), text=text)
+        yield Finished(self.count - 1 - base, answer)
+
+    def _queue(self, request: Request, row: Row) -> int:
+        index, self.count = self.count, self.count + 1
+        self.waiting.append((index, request, row))
+        return index
 
     def _row(self, request: Request) -> Row:
-        settings = resolve(request.decoding, self.spec)
+        settings = resolve(request.decoding, self.spec, self.stop_ids)
         prompt = list(request.prompt_ids)
         if not prompt:
             bos = getattr(self.tokenizer, "bos_token_id", None)
@@ -214,17 +234,17 @@ class Engine:
             random.seed()
         else:
             random.manual_seed(settings.seed % 2**63)
-        return Row(prompt, settings, self.spec, random)
+        return Row(prompt, settings, self.spec, random, request.provisional)
 
-    def _need(self, prompt: int, settings: Decoding) -> int:
+    def _need(self, row: Row) -> int:
         """Positions that a row may touch: prompt and answer, and what the last block has beyond them."""
-        return min(prompt + settings.max_new_tokens, self.backbone.max_positions) + self.spec.block_size
+        return len(row.prompt) + row.settings.max_new_tokens + row.settings.block_size
 
     def _admit(self) -> None:
         """Start waiting requests, first come first served, while a row of the cache is free and long enough."""
         while self.waiting and len(self.live) < self.rows:
             index, request, row = self.waiting[0]
-            need = self._need(len(row.prompt), row.settings)
+            need = self._need(row)
             if not self.live and (self.cache is None or self.cache.rows != self.rows or self.cache.capacity < need):
                 self.capacity = -(-max(self.capacity, need) // 64) * 64
                 self.cache = None
@@ -232,16 +252,17 @@ class Engine:
             if self.cache is None or self.cache.capacity < need:
                 return
             self.waiting.popleft()
-            free = set(range(self.cache.rows)) - {live.slot for live in self.live}
+            slot = min(set(range(self.cache.rows)) - {live.slot for live in self.live})
+            self.cache.clear(slot)
             stream = None if self.tokenizer is None else Stream(self.tokenizer, row.settings.stop)
-            self.live.append(Live(index, min(free), request, row, stream))
+            self.live.append(Live(index, slot, request, row, stream))
 
     def _forward(self, group: list[Live]) -> Iterator[Event]:
         """One forward for the rows of `group`; each gets its proposals, and fails alone if they mean nothing."""
         assert self.cache is not None
         steps = [live.step for live in group if live.step is not None]
         logits = self.backbone.forward(self.cache, [live.slot for live in group], [step.feed for step in steps])
-        found, at = _propose(logits, steps, self.spec.mask_id), 0
+        found, at = _propose(logits, steps, None if self.spec is None else self.spec.mask_id), 0
         for live, step in zip(group, steps, strict=True):
             part, at = found.part(at, at + len(step.feed.read)), at + len(step.feed.read)
             error = None
@@ -262,7 +283,26 @@ def _group(step: Step | None) -> str | None:
     return "draft" if step.feed.draft else "clean"
 
 
-def _propose(logits: torch.Tensor, steps: list[Step], mask_id: int) -> Proposals:
+def _alike(group: list[Live]) -> list[list[Live]]:
+    """Prompts that share a forward, the shortest first: padding to the longest may at most double what is computed."""
+    parts: list[list[Live]] = []
+    total = 0
+    for live in sorted(group, key=_width):
+        width = _width(live)
+        if parts and (len(parts[-1]) + 1) * width <= 2 * (total + width):
+            parts[-1].append(live)
+            total += width
+        else:
+            parts.append([live])
+            total = width
+    return parts
+
+
+def _width(live: Live) -> int:
+    return 0 if live.step is None else len(live.step.feed.tokens)
+
+
+def _propose(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> Proposals:
     """One proposal for all slots of a forward, each with the settings of its own row."""
     reads = [len(step.feed.read) for step in steps]
     return propose(

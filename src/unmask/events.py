@@ -20,13 +20,15 @@ class Request:
 class Answer:
     """What came of a request.
 
-    token_ids: the answer without the end token, and without tokens that reach into or past a stop string
+    token_ids: the answer without the end token, and without tokens that reach into or past a stop string; equal to
+        the joined tokens of the row's `Committed` events
     text: None without a tokenizer; equal to the joined texts of the row's `Committed` events
     finish_reason: stop (end token or stop string), length, or error
-    forwards: calls of the network in which the row had a query; forwards_by_kind splits them
+    forwards: calls of the network in which the row had a query, the prefill once (`decode.PIECE`); forwards_by_kind
+        splits them
     positions_computed: tokens that were fed for this row
     seconds: from admission to the last token, prefill included
-    batch_seconds: how long the whole run had been going; times of one batch must not be added
+    batch_seconds: how long the whole run had been going at this row's end; times of one batch must not be added
     """
 
     text: str | None
@@ -43,9 +45,17 @@ class Answer:
     error: UnmaskError | None = None
 
 
+def refusal(error: UnmaskError, mode: str, *, prompt_tokens: int = 0, text: str | None = None) -> Answer:
+    """The answer to a request that never came to the network."""
+    return Answer(text, [], "error", prompt_tokens, 0, 0, 0.0, mode, 0.0, {}, error=error)
+
+
 @dataclass(frozen=True)
 class Committed:
-    """Settled tokens and settled text of request `index`; text never ends inside a character or a stop string."""
+    """Settled tokens and settled text of request `index`; text never ends inside a character or a stop string.
+
+    A token comes once all of its text is settled, so the tokens of all events are `Answer.token_ids`.
+    """
 
     index: int
     token_ids: list[int]
@@ -54,7 +64,10 @@ class Committed:
 
 @dataclass(frozen=True)
 class Provisional:
-    """The block being written, on request: slots from position `start`, which of them are masked, how sure they are."""
+    """The block being written, on request: slots from position `start`, which of them are masked, how sure they are.
+
+    In mode verified a drafted slot is not masked, but it may yet be refused.
+    """
 
     index: int
     start: int

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
+from unmask.config import check_field, shown
 from unmask.errors import ConfigError
 
 T = TypeVar("T")
@@ -79,7 +80,8 @@ def read(
             raise ConfigError(f"{named(key)} is not a setting; {suggestion(key, fields)}")
     made = {}
     for key, value in values.items():
-        made[key] = _checked(fields[key], _typed(kinds[key], value, named(key)), named(key))
+        made[key] = _typed(kinds[key], value, named(key))
+        check_field(fields[key], made[key], named(key))
     missing = [name for name, f in fields.items() if name not in made and _required(f)]
     if missing:
         meaning = fields[missing[0]].metadata.get("help", "required")
@@ -176,31 +178,20 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
     inner = _inner(kind)
     if typing.get_origin(inner) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{name} is {_shown(value)}; allowed: a list")
+            raise ConfigError(f"{name} is {shown(value)}; allowed: a list")
         return tuple(_typed(typing.get_args(inner)[0], element, name) for element in value)
     if typing.get_origin(inner) is Literal:
         choices = typing.get_args(inner)
         if value not in choices:
-            raise ConfigError(f"{name} is {_shown(value)}; allowed: {', '.join(map(str, choices))}")
+            raise ConfigError(f"{name} is {shown(value)}; allowed: {', '.join(map(str, choices))}")
         return value
     if inner is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if inner is Path and isinstance(value, str):
         return Path(value)
     if inner in WORDS and (not isinstance(value, inner) or (isinstance(value, bool) and inner is not bool)):
-        raise ConfigError(f"{name} is {_shown(value)}; allowed: {WORDS[inner]}")
+        raise ConfigError(f"{name} is {shown(value)}; allowed: {WORDS[inner]}")
     return value
-
-
-def _checked(f: dataclasses.Field[Any], value: Any, name: str) -> Any:
-    check = f.metadata.get("check")
-    if check is not None and value is not None and not check(value):
-        raise ConfigError(f"{name} is {_shown(value)}; allowed: {f.metadata['allowed']}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _line_of(key: str, text: str) -> int | None:

@@ -3,6 +3,7 @@
 A tokenizer is passed in (transformers' interface: encode, decode, apply_chat_template, bos_token, chat_template).
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,26 +122,27 @@ class StopScanner:
 class Stream:
     """An answer's tokens to its settled text, and to the tokens that belong to it.
 
-    After a stop string the answer keeps the tokens whose text lies wholly before it: `kept` counts them.
+    `released` counts the tokens whose text lies wholly in what was shown; no stop string can take them back, and after
+    one they are the answer. Until then, and until `finish`, tokens behind them are held.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self.decoder, self.scanner = Decoder(tokenizer), StopScanner(stops)
-        self.text = ""
+        self.parts: list[str] = []
+        self.shown = 0
         self.seen = 0
-        self.ends: list[int] = []
+        self.released = 0
+        self.held: deque[int] = deque()
         self.pending = 0
+
+    @property
+    def text(self) -> str:
+        """All text that was shown."""
+        return "".join(self.parts)
 
     @property
     def stopped(self) -> bool:
         return self.scanner.stopped
-
-    @property
-    def kept(self) -> int:
-        """How many of the pushed tokens belong to the answer."""
-        if not self.stopped:
-            return len(self.ends) + self.pending
-        return sum(end <= len(self.text) for end in self.ends)
 
     def push(self, token: int) -> str:
         """Take the next token; returns newly settled text."""
@@ -161,10 +163,14 @@ class Stream:
 
     def _show(self, piece: str) -> str:
         self.seen += len(piece)
-        self.ends += [self.seen] * self.pending
+        self.held.extend([self.seen] * self.pending)
         self.pending = 0
         return self._add(self.scanner.push(piece))
 
-    def _add(self, shown: str) -> str:
-        self.text += shown
-        return shown
+    def _add(self, text: str) -> str:
+        self.parts.append(text)
+        self.shown += len(text)
+        while self.held and self.held[0] <= self.shown:
+            self.held.popleft()
+            self.released += 1
+        return text

@@ -72,7 +72,7 @@ def test_decoding_mask_is_ar_block_causal_and_bidirectional_by_its_ends():
     assert decoding_mask(torch.full((1, 6), 6), position, 6).all()
 
 
-def test_window_keeps_the_last_positions_and_the_own_block():
+def test_a_window_counts_back_from_the_query_and_cuts_nothing_to_its_right():
     position = torch.arange(6)[None]
     windowed = decoding_mask(position + 1, position, 6, window=2)[0, 0]
     assert torch.equal(windowed, torch.ones(6, 6).tril().bool() & ~torch.ones(6, 6).tril(-2).bool())

@@ -69,3 +69,8 @@ def by_checkpoint(trace: dict) -> str:
 def test_all_traces_of_a_checkpoint_in_batches(name, traces):
     """Rows of different prompts, block sizes, thresholds and cache settings side by side, admitted as others end."""
     decode(traces, batch_size=7)
+
+
+def test_no_trace_is_missing():
+    """Of the traces that belong to this repository; another folder has as many as it likes."""
+    assert len(TRACES) == 101 or (TRACES and "GOLDEN_DIR" in os.environ)

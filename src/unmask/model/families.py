@@ -2,7 +2,8 @@
 
 The universal backbone hands a network a mask per layer type, explicit positions and its own key/value buffers. A
 network that keeps something other than one key and one value per position, or whose frequencies or biases depend on
-more than a position, would run and be wrong. Those are refused here, each with its reason.
+more than a position, would run and be wrong. Those are refused here, each with its reason; a family that passes but is
+not among those that the tests prove is then tried on its weights (`probe`).
 """
 
 import inspect
@@ -12,6 +13,7 @@ from typing import Any
 from unmask.errors import UnsupportedModelError
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
+LEARNED_POSITIONS = {"gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt"}
 STATE_SPACE = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba"}
 
 
@@ -32,6 +34,11 @@ def _architecture(config: Any, model_class: type | None) -> str | None:
         return "it is a bidirectional encoder; use a decoder-only causal LM"
     if config.model_type in STATE_SPACE or getattr(model_class, "_is_stateful", False):
         return "its layers carry a running state, not keys and values per position; use an attention-only model"
+    if config.model_type in LEARNED_POSITIONS:
+        return (
+            "it has learned absolute positions, and a draft may reach beyond the last of them; "
+            "use a model with rotary positions"
+        )
     if model_class is None:
         return "transformers has no causal LM of this type; use a decoder-only causal LM"
     if not getattr(model_class, "_supports_sdpa", False):

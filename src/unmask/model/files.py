@@ -4,6 +4,7 @@ Only JSON and safetensors are ever read. Pickled weights are refused and no Pyth
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -126,10 +127,15 @@ def replacing(directory: Path) -> Iterator[Path]:
 
 
 def recover(directory: Path) -> None:
-    """Bring back the old content if a process was killed between the two renames of a replacement."""
+    """Bring back the old content if a process was killed between the two renames of a replacement.
+
+    Readers and writers call it; a writer that is between them at this very moment takes that into account. Where
+    nothing may be renamed (a read-only disk), what is missing stays missing.
+    """
     old = _old(directory)
     if old.is_dir() and not directory.exists():
-        os.replace(old, directory)
+        with contextlib.suppress(OSError):
+            os.replace(old, directory)
 
 
 def _old(directory: Path) -> Path:
@@ -146,10 +152,17 @@ def _flush(directory: Path) -> None:
 
 
 def _swap(fresh: Path, directory: Path) -> None:
-    """Rename `fresh` to `directory`. A directory cannot replace a full one in one call, so the old one steps aside."""
+    """Rename `fresh` to `directory`. A directory cannot replace a full one in one call, so the old one steps aside; a
+    reader that finds it gone may bring it back meanwhile, and then it steps aside again."""
     old = _old(directory)
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        os.replace(directory, old)
-    os.replace(fresh, directory)
+    for last in (False, False, True):
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            os.replace(directory, old)
+        try:
+            os.replace(fresh, directory)
+            break
+        except OSError as e:
+            if last or e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
     shutil.rmtree(old, ignore_errors=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unmask.errors import CapacityError, CheckpointError, UnsupportedModelError
+from unmask.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from unmask.model.families import check_family
 from unmask.model.files import Weights, available_memory, inspect_weights, read_json
 from unmask.model.quiet import quiet
@@ -13,6 +13,21 @@ from unmask.model.quiet import quiet
 OFFICIAL = "Fast_dLLM_Qwen"
 COMPLETE = {"TokenizersBackend", "PreTrainedTokenizerFast"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def device_named(name: str | torch.device) -> torch.device:
+    """The device of a name; `auto` is a GPU where there is one. ConfigError for one that this machine does not have."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is '{name}'; allowed: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is '{name}', but PyTorch finds {torch.cuda.device_count()} CUDA GPUs here; use cpu")
+    return device
 
 
 def read_config(directory: Path) -> tuple[Any, type]:

