@@ -74,7 +74,8 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     )
     done = (load_state(output, learner, optimizer) or {}).get("step", 0) if resume else 0
     cut_log(output, done)
-    run = Run(recipe, rows.rows, *accelerator.prepare(learner, optimizer), accelerator)
+    learner, optimizer = accelerator.prepare(learner, optimizer)
+    run = Run(recipe, rows.rows, learner, optimizer, accelerator)
     with interruptible() as interrupted:
         for step in range(done + 1, recipe.steps + 1):
             progress = train_step(run, step, interrupted)
