@@ -6,7 +6,7 @@ in whatever mode and place they are, into common forwards. So a row in a batch d
 """
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -278,7 +278,7 @@ def verified(row: Row) -> Program:
         useful = min(size, row.settings.max_new_tokens - len(row.written))
         row.block = block = Block.open(start, row.tail(start), size, row.blocks.mask_id)
         if useful > 1:
-            feed = block.feed(0, size, list(range(useful - 1)), draft)
+            feed = replace(block.feed(0, size, list(range(useful - 1)), draft), checked=draft)
             block.fill((yield row.step("draft", feed, confidence=row.watched)))
         guess = block.tokens[:useful].tolist()
         found = yield row.causal("check", guess, start, read=range(useful))

@@ -152,7 +152,7 @@ class Engine:
         """
         self._admit()
         events: list[Event] = []
-        for kind in ("prefill", "draft", "clean"):
+        for kind in ("prefill", "checked draft", "draft", "clean"):
             group = [live for live in self.live if _group(live.step) == kind]
             for part in _alike(group) if kind == "prefill" else [group] if group else []:
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
@@ -280,7 +280,9 @@ def _group(step: Step | None) -> str | None:
         return None
     if step.kind == "prefill":
         return "prefill"
-    return "draft" if step.feed.draft else "clean"
+    if step.feed.draft:
+        return "checked draft" if step.feed.checked else "draft"
+    return "clean"
 
 
 def _alike(group: list[Live]) -> list[list[Live]]:

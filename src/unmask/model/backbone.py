@@ -29,6 +29,7 @@ class Feed:
     masked: per token whether the slot is still masked (its id is then ignored)
     read: offsets into tokens whose logits are wanted, ascending
     draft: whether the draft adapters act (ignored by a checkpoint that has none)
+    checked: whether what is proposed will be checked, so that a draft may be computed roughly
     """
 
     tokens: list[int]
@@ -37,6 +38,7 @@ class Feed:
     masked: list[bool]
     read: list[int]
     draft: bool = False
+    checked: bool = False
 
 
 class Cache(Protocol):
@@ -62,7 +64,7 @@ class Backbone(Protocol):
         ...
 
     def forward(self, cache: Cache, rows: list[int], feeds: list[Feed]) -> Tensor:
-        """Run one forward over `feeds`, the i-th for cache row `rows[i]`; all feeds agree on `draft`.
+        """Run one forward over `feeds`, the i-th for cache row `rows[i]`; all feeds agree on `draft` and `checked`.
 
         Returns float logits [reads, vocab], the reads of the first feed first. Writes keys and values in place.
         """

@@ -14,6 +14,7 @@ from unmask.core.masks import decoding_mask
 from unmask.errors import UnsupportedModelError
 from unmask.model.backbone import Feed, pack
 from unmask.model.cache import Plan, StaticCache
+from unmask.model.rough import rough_copy
 from unmask.model.skinny import make_skinny
 
 
@@ -29,7 +30,7 @@ class UniversalBackbone:
     def __init__(
         self, model: Any, draft_model: Any | None = None, *, mask_id: int | None, mask_vector: Tensor | None = None
     ) -> None:
-        self.model, self.draft_model = model, draft_model or model
+        self.model, self.draft_model, self.rough_model = model, draft_model or model, None
         self.mask_id, self.mask_vector = mask_id, mask_vector
         for each in (self.model, self.draft_model):
             make_skinny(each.eval())
@@ -43,9 +44,19 @@ class UniversalBackbone:
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         return StaticCache(rows, capacity)
 
+    def _network(self, feed: Feed) -> Any:
+        """Which network computes a feed. A draft that is checked may come from an int8 copy, made at the first one."""
+        if not feed.draft:
+            return self.model
+        if not feed.checked or self.draft_model is self.model:
+            return self.draft_model
+        if self.rough_model is None:
+            self.rough_model = rough_copy(self.draft_model)
+        return self.rough_model
+
     @torch.inference_mode()
     def forward(self, cache: StaticCache, rows: list[int], feeds: list[Feed]) -> Tensor:
-        model = self.draft_model if feeds[0].draft else self.model
+        model = self._network(feeds[0])
         packed = {name: tensor.to(self.device) for name, tensor in pack(feeds, spare=cache.capacity).items()}
         width = int(packed["ends"].max())
         everyone = rows == list(range(cache.rows))
