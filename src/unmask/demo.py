@@ -24,7 +24,7 @@ from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
 from unmask.model.peer import transformers_greedy
 
-LIMIT = 40
+LIMIT = 24
 Say = Callable[[str], None]
 
 

@@ -14,7 +14,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write answers and figures as JSON")
-    parser.add_argument("--max-new-tokens", metavar="N", type=int, help="length limit of each answer (default 40)")
+    parser.add_argument("--max-new-tokens", metavar="N", type=int, help="length limit of each answer (default 24)")
     parser.add_argument(
         "--threshold", metavar="X", type=float, action="append", help="threshold to show; repeatable (default 0.9)"
     )
