@@ -460,7 +460,7 @@ def test_python_interface_streams_and_generates(causal):
     one, bad, two = model.generate(["hi", [], [1, 2, 3]], mode="verified", max_new_tokens=10)
     assert (one.token_ids, two.token_ids) == (answer[0].token_ids, answer[1].token_ids)
     assert "messages is empty" in str(bad.error) and (bad.finish_reason, bad.text, bad.token_ids) == ("error", "", [])
-    with pytest.raises(unmask.UnmaskError, match="backbone is 'fast'; allowed: auto, universal"):
+    with pytest.raises(unmask.UnmaskError, match="backbone is 'fast'; allowed: auto, native, universal"):
         unmask.load(causal, backbone="fast")
 
 

@@ -12,14 +12,13 @@ from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
+from unmask.model.choose import BACKBONES, backbone_for
 from unmask.model.hf import device_named
-from unmask.model.universal import UniversalBackbone
 from unmask.options import read, read_toml
 from unmask.resolve import Resolved, resolve
 from unmask.text import render
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
-BACKBONES = ("auto", "universal")
 
 
 class Model:
@@ -111,7 +110,10 @@ def load(
     base: str | None = None,
     batch_size: int = 8,
 ) -> Model:
-    """Load a model reference: `demo`, a directory, a hub id, a .gguf file. dtype None keeps the checkpoint's own.
+    """Load a model reference: `demo`, a directory, a hub id, a .gguf file.
+
+    dtype: fp32, bf16, fp16, or int8 (matrices in bytes, native backbone only); None keeps the checkpoint's own.
+    backbone: auto and native fall back to universal, and say so, where the native one cannot run the model.
 
     Raises CheckpointError, UnsupportedModelError, CapacityError or ConfigError, each with what to do about it.
     """
@@ -119,12 +121,10 @@ def load(
         raise ConfigError(f"backbone is '{backbone}'; allowed: {', '.join(BACKBONES)}")
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; allowed: at least 1")
-    checkpoint = load_checkpoint(ref, dtype=dtype, device=device_named(device), mask_id=mask_id, base=base)
-    mask = None if checkpoint.spec is None else checkpoint.spec.mask_id
-    network = UniversalBackbone(
-        checkpoint.model, checkpoint.draft_model, mask_id=mask, mask_vector=checkpoint.mask_vector
-    )
-    return Model(checkpoint, network, batch_size)
+    int8 = dtype == "int8"
+    kind, where = None if int8 else dtype, device_named(device)
+    checkpoint = load_checkpoint(ref, dtype=kind, device=where, mask_id=mask_id, base=base)
+    return Model(checkpoint, backbone_for(checkpoint, backbone, int8=int8), batch_size)
 
 
 def adapt(recipe: str | Path | Mapping[str, Any] | Adapt, *, resume: bool = False, **fields: Any) -> Iterator[Any]:

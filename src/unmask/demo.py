@@ -22,7 +22,7 @@ import torch
 from unmask.api import Model, load
 from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
-from unmask.model.peer import transformers_greedy
+from unmask.model.peer import Peer
 
 LIMIT = 24
 Say = Callable[[str], None]
@@ -70,11 +70,12 @@ def main(
     prompts = [json.loads(line) for line in (files("unmask") / "assets/demo_prompts.jsonl").read_text().splitlines()]
     began = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
+    peer = Peer(model, dtype="fp32")
     say(_about(loaded))
     say(f"loaded in {time.perf_counter() - began:.1f} s")
     say(f"{len(prompts)} prompts, greedy, float32, one at a time, at most {limit} tokens each\n")
     settings = _settings(thresholds)
-    answered = _answers(loaded, prompts, settings, limit, say)
+    answered = _answers(loaded, peer, prompts, settings, limit, say)
     figures = _figures(answered)
     say(_table(answered, figures))
     if json_file is not None:
@@ -96,21 +97,21 @@ def _settings(thresholds: tuple[float, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _answers(
-    model: Model, prompts: list[dict[str, str]], settings: dict[str, dict[str, Any]], limit: int, say: Say
+    model: Model, peer: Peer, prompts: list[dict[str, str]], settings: dict[str, dict[str, Any]], limit: int, say: Say
 ) -> list[Answered]:
     """Answer every prompt in every setting; all of them, and transformers, have run once before anything is timed."""
     for decoding in settings.values():
         model.generate(["Hi"], max_new_tokens=8, **decoding)
-    transformers_greedy(model.checkpoint, model.encode("Hi"), 8)
+    peer.greedy(model.encode("Hi"), 8)
     answered: list[Answered] = []
     for number, prompt in enumerate(prompts, start=1):
         first_of_kind = prompt["kind"] not in {item.kind for item in answered}
-        peer = transformers_greedy(model.checkpoint, model.encode(prompt["prompt"]), limit) if first_of_kind else None
+        theirs = peer.greedy(model.encode(prompt["prompt"]), limit) if first_of_kind else None
         row = {
             name: model.generate([prompt["prompt"]], max_new_tokens=limit, **decoding)[0]
             for name, decoding in settings.items()
         }
-        answered.append(Answered(prompt["kind"], prompt["prompt"], row, peer))
+        answered.append(Answered(prompt["kind"], prompt["prompt"], row, theirs))
         say(f"[{number}/{len(prompts)}] {_side_by_side(answered[-1])}")
     return answered
 
@@ -242,7 +243,7 @@ def _about(model: Model) -> str:
     if spec is None:
         raise ConfigError(f"{model.checkpoint.ref} is a plain autoregressive model; adapt it first (unmask adapt)")
     return (
-        f"{model.checkpoint.ref}: {model.checkpoint.model.num_parameters() / 1e6:.0f}M parameters, blocks of "
+        f"{model.checkpoint.ref}: {model.checkpoint.parameters / 1e6:.0f}M parameters, blocks of "
         f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}"
     )
 

@@ -148,12 +148,13 @@ class Engine:
         """Admit what fits, then take every live row one forward further, or two where a draft is then committed.
 
         Rows that want the same kind of forward share it, and a row that drafted joins the clean forward of the same
-        step, so rows that draft and check stay in phase whenever they came.
+        step, so rows that draft and check stay in phase whenever they came. A ragged backbone takes rows in any state
+        into one forward, but for feeds that it computes apart.
         """
         self._admit()
         events: list[Event] = []
-        for kind in ("prefill", "checked draft", "draft", "clean"):
-            group = [live for live in self.live if _group(live.step) == kind]
+        for kind in ("apart", "any") if self.backbone.ragged else ("prefill", "checked draft", "draft", "clean"):
+            group = [live for live in self.live if self._group(live.step) == kind]
             for part in _alike(group) if kind == "prefill" else [group] if group else []:
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
             self.live = [live for live in self.live if live.step is not None]
@@ -257,6 +258,18 @@ class Engine:
             stream = None if self.tokenizer is None else Stream(self.tokenizer, row.settings.stop)
             self.live.append(Live(index, slot, request, row, stream))
 
+    def _group(self, step: Step | None) -> str | None:
+        """Which forward a step can share: where feeds are padded, prompts are long, and drafts may need adapters."""
+        if step is None:
+            return None
+        if self.backbone.ragged:
+            return "apart" if self.backbone.apart(step.feed) else "any"
+        if step.kind == "prefill":
+            return "prefill"
+        if step.feed.draft:
+            return "checked draft" if step.feed.checked else "draft"
+        return "clean"
+
     def _forward(self, group: list[Live]) -> Iterator[Event]:
         """One forward for the rows of `group`; each gets its proposals, and fails alone if they mean nothing."""
         assert self.cache is not None
@@ -272,17 +285,6 @@ class Engine:
                 live.step, error = None, problem
             if live.step is None:
                 yield Finished(live.index, live.answer(self.began, error))
-
-
-def _group(step: Step | None) -> str | None:
-    """Which forward a step can share: prompts are long, and drafts may need the draft adapters."""
-    if step is None:
-        return None
-    if step.kind == "prefill":
-        return "prefill"
-    if step.feed.draft:
-        return "checked draft" if step.feed.checked else "draft"
-    return "clean"
 
 
 def _alike(group: list[Live]) -> list[list[Live]]:

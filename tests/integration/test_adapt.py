@@ -66,11 +66,11 @@ def test_the_loss_falls_and_the_result_decodes(form, base, data, tmp_path, capfd
 
 
 def test_scope_draft_leaves_the_base_as_it_was(base, data, tmp_path):
-    plain = unmask.load(base, device="cpu")
+    plain = unmask.load(base, device="cpu", backbone="universal")
     questions = ["What is 1 and 1?", "Why?"]
     before = [a.token_ids for a in plain.generate(questions, mode="ar", max_new_tokens=24)]
     train(recipe(base, data, tmp_path / "run", **FORMS["low-rank-draft"]))
-    adapted = unmask.load(tmp_path / "run" / "model", device="cpu")
+    adapted = unmask.load(tmp_path / "run" / "model", device="cpu", backbone="universal")
     for mode in ("ar", "verified"):
         assert [a.token_ids for a in adapted.generate(questions, mode=mode, max_new_tokens=24)] == before
     weights = plain.checkpoint.model.state_dict()

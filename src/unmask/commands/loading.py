@@ -20,8 +20,12 @@ class Loading:
         allowed="0 or more",
         metavar="N",
     )
-    dtype: Literal["fp32", "bf16", "fp16"] | None = option(None, help="number type; default: the checkpoint's own")
-    backbone: Literal["auto", "universal"] = option("auto", help="the network's implementation")
+    dtype: Literal["fp32", "bf16", "fp16", "int8"] | None = option(
+        None, help="number type; int8 holds weights in bytes; default: the checkpoint's own"
+    )
+    backbone: Literal["auto", "native", "universal"] = option(
+        "auto", help="the network's implementation; native where it can run the model"
+    )
     device: str = option("auto", help="auto takes a GPU where there is one", metavar="auto|cpu|cuda")
     batch_size: int = option(
         8, help="prompts decoded together", check=lambda v: v >= 1, allowed="at least 1", metavar="N"

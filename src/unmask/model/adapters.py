@@ -86,6 +86,12 @@ def _pairs(tensors: dict[str, Tensor], directory: Path) -> dict[str, tuple[Tenso
     return pairs
 
 
+def check_fits(model: nn.Module, adapter: Adapter) -> None:
+    """Raise CheckpointError where an adapter does not fit a model's linear layers."""
+    for name, (down, up) in adapter.pairs.items():
+        _linear(model, name, down, up)
+
+
 def merged(model: nn.Module, adapter: Adapter) -> nn.Module:
     """A model with the adapter in its linear layers; every other parameter is the same storage as `model`'s.
 

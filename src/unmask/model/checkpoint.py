@@ -5,6 +5,7 @@ directory with `block_spec.json` (which names the base) and, where one was train
 """
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +32,15 @@ DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 class Checkpoint:
     """A loaded model.
 
-    model: the causal LM in eval mode. draft_model: the same with the adapter in it, sharing every other weight; None
-    where one network does both. mask_vector: Float [hidden], what a masked slot is embedded as; None takes the mask
+    model: the causal LM in eval mode. adapter: the low-rank update that acts on drafts only; None where one network
+    does both. mask_vector: Float [hidden], what a masked slot is embedded as; None takes the mask
     id's own row. tokenizer: None where the directory has none. spec: None for a plain AR model.
     stop_ids: every end token that the files declare. ref: the reference as given; path: its local directory.
+    parameters: how many the model has.
     """
 
     model: Any
-    draft_model: Any | None
+    adapter: adapters.Adapter | None
     mask_vector: Tensor | None
     tokenizer: Any | None
     spec: BlockSpec | None
@@ -46,6 +48,16 @@ class Checkpoint:
     path: Path
     stop_ids: tuple[int, ...]
     dtype: torch.dtype
+    parameters: int = 0
+
+    def let_go(self) -> None:
+        """Free the network, for a backbone that has its own copy of the weights."""
+        self.model = None
+
+    @functools.cached_property
+    def draft_model(self) -> Any | None:
+        """The model with the adapter in it, sharing every other weight."""
+        return None if self.adapter is None else adapters.merged(self.model, self.adapter)
 
 
 def load_checkpoint(
@@ -166,11 +178,13 @@ def _load_adapter(
         _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
     on = _load_full(ref, origin, dtype, device, None)
-    adapted = adapters.merged(on.model, adapter)
-    model, draft = (on.model, adapted) if spec.adapter_scope == "draft" else (adapted, None)
+    adapters.check_fits(on.model, adapter)
+    drafts = spec.adapter_scope == "draft"
+    model = on.model if drafts else adapters.merged(on.model, adapter)
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
     stops = tuple(sorted({*on.stop_ids, *spec.stop_ids}))
-    return _complete(Checkpoint(model, draft, vector, on.tokenizer, spec, ref, path, stops, on.dtype))
+    update = adapter if drafts else None
+    return _complete(Checkpoint(model, update, vector, on.tokenizer, spec, ref, path, stops, on.dtype))
 
 
 def _check_base(path: Path, about: dict[str, Any], origin: Path) -> None:
@@ -192,7 +206,7 @@ def _check_base(path: Path, about: dict[str, Any], origin: Path) -> None:
 
 def _complete(checkpoint: Checkpoint) -> Checkpoint:
     """The same with every declared end token in its spec, and the mask id checked against the embedding."""
-    spec = checkpoint.spec
+    spec, checkpoint.parameters = checkpoint.spec, checkpoint.model.num_parameters()
     if spec is None:
         return checkpoint
     rows = checkpoint.model.get_input_embeddings().weight.shape[0]

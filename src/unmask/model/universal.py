@@ -25,7 +25,7 @@ class UniversalBackbone:
     one of its rows. mask_id None: a plain model, which is never fed a masked slot.
     """
 
-    name = "universal"
+    name, ragged = "universal", False
 
     def __init__(
         self, model: Any, draft_model: Any | None = None, *, mask_id: int | None, mask_vector: Tensor | None = None
@@ -43,6 +43,9 @@ class UniversalBackbone:
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         return StaticCache(rows, capacity)
+
+    def apart(self, feed: Feed) -> bool:
+        return feed.draft
 
     def _network(self, feed: Feed) -> Any:
         """Which network computes a feed. A draft that is checked may come from an int8 copy, made at the first one."""

@@ -1,0 +1,41 @@
+"""Which backbone decodes a checkpoint: the native one where it can, else the universal one, and why."""
+
+from typing import Any
+
+from torch import Tensor
+
+from unmask.errors import UnsupportedModelError
+from unmask.model.checkpoint import Checkpoint
+from unmask.model.native.backbone import KIND_OF, NativeBackbone, why_not_native
+from unmask.model.sources import Say, say_on_stderr
+from unmask.model.universal import UniversalBackbone
+
+BACKBONES = ("auto", "native", "universal")
+
+
+def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say: Say = say_on_stderr) -> Any:
+    """The backbone `wanted` (one of `BACKBONES`) for a loaded checkpoint, whose model it takes over.
+
+    A shape that the native backbone does not know falls back to the universal one, which is said. int8: hold the
+    matrices in bytes, which only the native backbone does; UnsupportedModelError where it cannot run the model.
+    """
+    reason = "it was asked for" if wanted == "universal" else why_not_native(checkpoint.model, checkpoint.adapter)
+    if reason is None:
+        kind = "int8" if int8 else KIND_OF[checkpoint.dtype]
+        network = NativeBackbone(checkpoint.model, kind=kind, mask=_mask(checkpoint), adapter=checkpoint.adapter)
+        checkpoint.let_go()
+        return network
+    if int8:
+        raise UnsupportedModelError(f"dtype int8 needs the native backbone, which cannot run this model here: {reason}")
+    if wanted != "universal":
+        say(f"note: backbone universal, since {reason}")
+    mask = None if checkpoint.spec is None else checkpoint.spec.mask_id
+    return UniversalBackbone(checkpoint.model, checkpoint.draft_model, mask_id=mask, mask_vector=checkpoint.mask_vector)
+
+
+def _mask(checkpoint: Checkpoint) -> Tensor | None:
+    """What a masked slot is embedded as: a vector of its own, else the mask id's row; None for a plain model."""
+    if checkpoint.spec is None or checkpoint.mask_vector is not None:
+        return checkpoint.mask_vector
+    rows: Tensor = checkpoint.model.get_input_embeddings().weight
+    return rows[checkpoint.spec.mask_id]

@@ -1,0 +1,236 @@
+"""The network of `shape` on a CPU: weights in panels, and one call of the kernel per forward."""
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.model.adapters import Adapter
+from unmask.model.native.build import library
+from unmask.model.native.flat import Flat
+from unmask.model.native.panels import KINDS, Panels, interleaved, packed
+from unmask.model.native.shape import Shape, Weight, head_weight, is_tied, layer_weights, rotation, shape_of
+
+KEYS, CHUNK, QUERIES = 8, 128, 24
+"""As in the kernel: keys of a panel of the cache, keys of a chunk, queries that read a chunk together."""
+WIDEST_GROUP, WIDEST_HEAD = 64, 256
+"""As in the kernel: most heads per key/value head, most values of a head."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's norms (Float, the last two optional) and matrices."""
+
+    norms: tuple[Tensor | None, ...]
+    qkv: Panels
+    o: Panels
+    gate_up: Panels
+    down: Panels
+
+    @property
+    def matrices(self) -> tuple[Panels, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a forward reads. embedding: Float [vocab, hidden], None where it is the head; mask: Float [hidden]."""
+
+    shape: Shape
+    kind: str
+    layers: list[Layer]
+    norm: Tensor
+    head: Panels
+    embedding: Tensor | None
+    mask: Tensor | None
+    frequencies: Tensor
+    scaling: float
+
+
+class CpuCache:
+    """Keys [layer, row, kv_head, …] in panels of 8 positions and values [layer, row, kv_head, position, head_dim], in
+    float32, with the rotation of every position. Starts as zeros."""
+
+    def __init__(self, parts: Parts, rows: int, capacity: int) -> None:
+        shape, self.rows = parts.shape, rows
+        self.capacity = -(-capacity // CHUNK) * CHUNK
+        size = (shape.layers, rows, shape.kv_heads, self.capacity * shape.head_dim)
+        self.key, self.value = torch.zeros(size), torch.zeros(size)
+        self.cosine, self.sine = rotation(parts.frequencies, parts.scaling, self.capacity)
+
+    def clear(self, row: int) -> None:
+        self.key[:, row].zero_()
+        self.value[:, row].zero_()
+
+
+class CpuNetwork:
+    """The kernel with the weights it reads; `forward` for a flat list of tokens."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.lib, shape = parts, library(), parts.shape
+        self.panel = self.lib.unmask_panel()
+        self._layers = (_Layer * shape.layers)(
+            *(
+                _Layer(*map(_address, layer.norms), *map(_linear, layer.matrices), window)
+                for layer, window in zip(parts.layers, shape.windows, strict=True)
+            )
+        )
+        sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ff, shape.vocab)
+        self._network = _Network(
+            *(KINDS[parts.kind], *sizes, shape.eps, self._layers, _address(parts.norm), _linear(parts.head)),
+            *map(_address, (parts.embedding, parts.mask)),
+        )
+        self._rank = max((matrix.rank for layer in parts.layers for matrix in layer.matrices), default=0)
+        self._scratch: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        parts = self.parts
+        tensors = [t for layer in parts.layers for t in layer.norms]
+        tensors += [t for panels in self._matrices() for t in panels.tensors]
+        return sum(t.nbytes for t in (*tensors, parts.norm, parts.embedding, parts.mask) if t is not None)
+
+    def _matrices(self) -> Iterable[Panels]:
+        yield self.parts.head
+        for layer in self.parts.layers:
+            yield from layer.matrices
+
+    def forward(self, cache: CpuCache, flat: Flat) -> Tensor:
+        """Logits Float [read, vocab] of the tokens that `flat` reads; their keys and values are written in place."""
+        shape, n = self.parts.shape, len(flat.token)
+        columns = [flat.token, flat.row, flat.position, flat.end, flat.read, self._blocks(flat)]
+        adapted = flat.draft if self._rank and any(flat.draft) else None
+        given = [torch.tensor(column, dtype=torch.int32) for column in columns]
+        given.append(torch.tensor(adapted or [], dtype=torch.int32))
+        blocks, chunks = len(columns[-1]) - 1, -(-max(flat.end) // CHUNK)
+        logits = torch.empty(len(flat.read), shape.vocab)
+        step = _Step(
+            *(n, len(flat.read), blocks, chunks, cache.rows, cache.capacity),
+            *map(_address, given[:4]),
+            None if adapted is None else _address(given[6]),
+            *map(_address, given[4:6]),
+            *map(_address, (cache.cosine, cache.sine, cache.key, cache.value)),
+            *self._buffers(n),
+            self._parts(n, chunks) if blocks * shape.kv_heads < 8 * torch.get_num_threads() else None,
+            _address(logits),
+        )
+        self.lib.unmask_forward(ctypes.byref(self._network), ctypes.byref(step), torch.get_num_threads())
+        return logits
+
+    def _blocks(self, flat: Flat) -> list[int]:
+        """Where blocks of neighbours start that look at the same keys together, and the end of the last."""
+        most, starts = max(1, QUERIES * self.parts.shape.kv_heads // self.parts.shape.heads), [0]
+        for i in range(1, len(flat.row)):
+            if flat.row[i] != flat.row[i - 1] or i - starts[-1] == most:
+                starts.append(i)
+        return [*starts, len(flat.row)]
+
+    def _buffers(self, n: int) -> list[int | None]:
+        """Scratch memory of a forward over n tokens: x, a, qkv, wide, scale, low, rounded."""
+        shape = self.parts.shape
+        widest = max(shape.hidden, shape.heads * shape.head_dim, shape.ff)
+        fused = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        padded = -(-shape.ff // self.panel) * self.panel
+        sizes = {"x": shape.hidden, "a": widest, "qkv": fused, "wide": 2 * padded, "scale": 1, "low": self._rank}
+        floats = [self._buffer(name, n * size, torch.float32) for name, size in sizes.items()]
+        return [*floats, self._buffer("rounded", n * widest if self.parts.kind == "int8" else 0, torch.int16)]
+
+    def _parts(self, n: int, chunks: int) -> int | None:
+        shape = self.parts.shape
+        return self._buffer("parts", chunks * n * shape.heads * (shape.head_dim + KEYS), torch.float32)
+
+    def _buffer(self, name: str, size: int, dtype: torch.dtype) -> int | None:
+        held = self._scratch.get(name)
+        if held is None or held.numel() < size:
+            held = self._scratch[name] = torch.empty(size, dtype=dtype)
+        return _address(held)
+
+
+def parts_of(model: Any, kind: str, mask: Tensor | None, adapter: Adapter | None) -> Parts:
+    """The weights of a transformers model as the kernel wants them. kind: fp32, bf16 or int8.
+
+    bf16 and int8 say how matrices are stored. Sums are taken in float32 (int8: in whole numbers, of activations that
+    are rounded to 14 bits per token); norms, activations, keys, values and logits are float32.
+    """
+    panel, shape = library().unmask_panel(), shape_of(model)
+    layers = [
+        Layer(
+            tuple(map(_vector, (weights.norm_in, weights.norm_mid, weights.norm_q, weights.norm_k))),
+            packed(weights.qkv, kind, panel),
+            packed(weights.o, kind, panel),
+            packed(interleaved(weights.gate, weights.up, panel), kind, panel),
+            packed(weights.down, kind, panel),
+        )
+        for weights in layer_weights(model, adapter)
+    ]
+    embedding = None if is_tied(model) else _vector(model.get_input_embeddings().weight)
+    norm, head = _vector(model.model.norm.weight), packed(head_weight(model), kind, panel)
+    assert norm is not None
+    rope = model.model.rotary_emb
+    frequencies = rope.inv_freq.detach().float().cpu().clone()
+    return Parts(shape, kind, layers, norm, head, embedding, _vector(mask), frequencies, rope.attention_scaling)
+
+
+def rough(parts: Parts) -> Parts:
+    """The draft network in int8, its low-rank updates merged: for drafts that are checked."""
+    panel = library().unmask_panel()
+
+    def again(panels: Panels) -> Panels:
+        return packed(Weight(panels.dense(updated=True), panels.bias), "int8", panel)
+
+    layers = [Layer(layer.norms, *map(again, layer.matrices)) for layer in parts.layers]
+    return replace(parts, kind="int8", layers=layers, head=again(parts.head))
+
+
+def _vector(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach().float().contiguous().clone()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _linear(panels: Panels) -> "_Linear":
+    pointers = map(_address, (panels.weight, panels.scale, panels.bias, panels.down, panels.up))
+    return _Linear(*pointers, panels.inputs, panels.out, panels.rank)
+
+
+class _Linear(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("weight", "scale", "bias", "down", "up")),
+        *((name, c_int32) for name in ("inputs", "out", "rank")),
+    ]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("norm_in", "norm_mid", "norm_q", "norm_k")),
+        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
+        ("window", c_int32),
+    ]
+
+
+class _Network(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("type", "layers", "hidden", "heads", "kv_heads", "head_dim", "ff", "vocab")),
+        ("eps", c_float),
+        ("layer", POINTER(_Layer)),
+        ("norm", c_void_p),
+        ("head", _Linear),
+        ("embedding", c_void_p),
+        ("mask", c_void_p),
+    ]
+
+
+class _Step(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("tokens", "reads", "blocks", "chunks", "rows", "capacity")),
+        *((name, c_void_p) for name in ("token", "row", "position", "end", "adapted", "read", "block")),
+        *((name, c_void_p) for name in ("cosine", "sine", "key", "value")),
+        *((name, c_void_p) for name in ("x", "a", "qkv", "wide", "scale", "low", "rounded", "parts", "logits")),
+    ]

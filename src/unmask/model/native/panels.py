@@ -1,0 +1,98 @@
+"""Matrices as the kernel reads them: panels of outputs, input after input (the forms are described in kernel.c)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unmask.model.native.shape import Weight
+
+KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
+"""How weights are stored, and the kernel's number for it."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A linear layer in panels. weight: in the form of `kind`; scale: Float [out] of int8; bias: Float [out].
+
+    down, up: a low-rank update in panels of float32, of `rank` outputs and inputs; None where there is none.
+    """
+
+    kind: str
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+    down: Tensor | None
+    up: Tensor | None
+    inputs: int
+    out: int
+    rank: int
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [t for t in (self.weight, self.scale, self.bias, self.down, self.up) if t is not None]
+
+    def dense(self, *, updated: bool = False) -> Tensor:
+        """Float32 [out, in], with the low-rank update where `updated`."""
+        matrix = _unpack(self.kind, self.weight)[: self.out]
+        if self.scale is not None:
+            matrix = matrix * self.scale[:, None]
+        if updated and self.down is not None and self.up is not None:
+            matrix = matrix + _unpack("fp32", self.up)[: self.out] @ _unpack("fp32", self.down)[: self.rank]
+        return matrix
+
+
+def packed(weight: Weight, kind: str, panel: int) -> Panels:
+    """A layer in panels of `panel` outputs."""
+    matrix, scale = weight.matrix.float(), None
+    out, inputs = matrix.shape
+    if kind == "int8":
+        scale = (matrix.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        matrix = (matrix / scale[:, None]).round()
+    down, up = (None if part is None else _pack("fp32", part.float(), panel) for part in (weight.down, weight.up))
+    bias = None if weight.bias is None else weight.bias.float().contiguous()
+    rank = 0 if weight.down is None else len(weight.down)
+    return Panels(kind, _pack(kind, matrix, panel), scale, bias, down, up, inputs, out, rank)
+
+
+def interleaved(gate: Weight, up: Weight, panel: int) -> Weight:
+    """One layer with a panel of gates, a panel of ups, and so on, each filled up with zeros."""
+
+    def woven(first: Tensor, second: Tensor) -> Tensor:
+        padding = [0, 0] * (first.dim() - 1) + [0, -len(first) % panel]
+        each = [functional.pad(part, padding).view(-1, panel, *part.shape[1:]) for part in (first, second)]
+        return torch.stack(each, 1).flatten(0, 2)
+
+    def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+        return None if first is None or second is None else woven(first, second)
+
+    down, low = None, None
+    if gate.down is not None and gate.up is not None and up.down is not None and up.up is not None:
+        down = torch.cat([gate.down, up.down])
+        none = [0, len(up.down)], [len(gate.down), 0]
+        low = woven(functional.pad(gate.up, none[0]), functional.pad(up.up, none[1]))
+    return Weight(woven(gate.matrix, up.matrix), both(gate.bias, up.bias), down, low)
+
+
+def _pack(kind: str, matrix: Tensor, panel: int) -> Tensor:
+    """[out, in] to panels: fp32 [panel, in, output]; bf16 so in pairs of halves; int8 [panel, in / 2, output, 2]."""
+    out, inputs = matrix.shape
+    panels = functional.pad(matrix, (0, 0, 0, -out % panel)).view(-1, panel, inputs)
+    if kind == "int8":
+        return panels.to(torch.int8).view(-1, panel, inputs // 2, 2).transpose(1, 2).contiguous()
+    if kind == "fp32":
+        return panels.transpose(1, 2).contiguous()
+    low, high = panels.bfloat16().view(torch.int16).int().chunk(2, dim=1)
+    return (low & 0xFFFF | high << 16).transpose(1, 2).contiguous()
+
+
+def _unpack(kind: str, panels: Tensor) -> Tensor:
+    """The inverse of `_pack`, as float32 and with the outputs that filled the last panel up."""
+    if kind == "int8":
+        return panels.transpose(1, 2).flatten(2).flatten(0, 1).float()
+    if kind == "fp32":
+        return panels.transpose(1, 2).flatten(0, 1)
+    words = panels.transpose(1, 2)
+    halves = torch.cat([words << 16, words & -0x10000], dim=1)
+    return halves.contiguous().view(torch.float32).flatten(0, 1)
