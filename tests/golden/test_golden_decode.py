@@ -5,13 +5,14 @@ import os
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine, Request
 from unmask.model.checkpoint import load_checkpoint
-from unmask.model.universal import UniversalBackbone
+from unmask.model.choose import backbone_for
 
 FOLDER = Path(os.environ.get("GOLDEN_DIR", Path(__file__).parent))
 TRACES = [json.loads(line) for line in (FOLDER / "decode.jsonl").read_text().splitlines()]
@@ -19,15 +20,17 @@ MASK = 511
 
 
 @cache
-def engine_parts(name: str) -> tuple[UniversalBackbone, BlockSpec]:
+def engine_parts(name: str, backbone: str) -> tuple[Any, BlockSpec]:
     loaded = load_checkpoint(FOLDER / name, mask_id=MASK)
     assert loaded.spec is not None and (loaded.spec.context, loaded.spec.block_size) == ("block", 32)
-    return UniversalBackbone(loaded.model, mask_id=MASK), loaded.spec
+    made = backbone_for(loaded, backbone)
+    assert made.name == backbone
+    return made, loaded.spec
 
 
-def decode(traces: list[dict], batch_size: int) -> None:
+def decode(traces: list[dict], batch_size: int, backbone: str) -> None:
     """Decode the traces, all of one checkpoint, and compare each with what the reference wrote and spent."""
-    engine = Engine(*engine_parts(traces[0]["checkpoint"]), batch_size=batch_size)
+    engine = Engine(*engine_parts(traces[0]["checkpoint"], backbone), batch_size=batch_size)
     answers = engine.generate(
         [
             Request(
@@ -54,21 +57,26 @@ def decode(traces: list[dict], batch_size: int) -> None:
         assert answer.positions_computed == trace["positions_computed"]
 
 
+each_backbone = pytest.mark.parametrize("backbone", ["universal", "native"])
+
+
+@each_backbone
 @pytest.mark.parametrize("trace", TRACES, ids=lambda t: f"{t['checkpoint']}-{len(t['prompt_ids'])}-{t['threshold']}")
-def test_trace(trace):
-    decode([trace], batch_size=1)
+def test_trace(trace, backbone):
+    decode([trace], 1, backbone)
 
 
 def by_checkpoint(trace: dict) -> str:
     return trace["checkpoint"]
 
 
+@each_backbone
 @pytest.mark.parametrize(
     "name, traces", [(name, list(group)) for name, group in groupby(sorted(TRACES, key=by_checkpoint), by_checkpoint)]
 )
-def test_all_traces_of_a_checkpoint_in_batches(name, traces):
+def test_all_traces_of_a_checkpoint_in_batches(name, traces, backbone):
     """Rows of different prompts, block sizes, thresholds and cache settings side by side, admitted as others end."""
-    decode(traces, batch_size=7)
+    decode(traces, 7, backbone)
 
 
 def test_no_trace_is_missing():

@@ -1,5 +1,6 @@
 """The kernel, compiled once for the machine at hand and kept beside the converted models."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -25,9 +26,11 @@ class NoKernel(Exception):
 def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
     """The compiled kernel, built on first use; NoKernel where that is impossible. options: further compiler flags."""
     file = home() / "kernel" / f"{_fingerprint(options)}.so"
-    if not file.is_file():
-        say("compiling the CPU kernel once (a few seconds)")
-        _compile(file, options)
+    if file.is_file():
+        with contextlib.suppress(OSError):  # one that was damaged is made again
+            return ctypes.CDLL(str(file))
+    say("compiling the CPU kernel once (a few seconds)")
+    _compile(file, options)
     try:
         return ctypes.CDLL(str(file))
     except OSError as e:

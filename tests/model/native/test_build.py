@@ -1,0 +1,52 @@
+import pytest
+
+from unmask.model.native import build
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "home"))
+    build.library.cache_clear()
+    yield
+    build.library.cache_clear()
+
+
+def test_it_is_compiled_once_and_says_so(tmp_path):
+    said = []
+    build.library(said.append, "-O0")
+    build.library.cache_clear()
+    build.library(said.append, "-O0")
+    assert said == ["compiling the CPU kernel once (a few seconds)"]
+    assert [file.suffix for file in (tmp_path / "home" / "kernel").iterdir()] == [".so"]
+
+
+def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(build.NoKernel, match="no C compiler .*; install one, or set CC"):
+        build.library(lambda line: None)
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(build.NoKernel, match="false cannot compile the kernel: exit code 1"):
+        build.library(lambda line: None)
+
+
+def test_a_compiler_that_does_not_exist_and_a_home_that_cannot_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(build.NoKernel, match="No such file"):
+        build.library(lambda line: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "file"))
+    with pytest.raises(build.NoKernel, match="cannot be compiled in"):
+        build.library(lambda line: None)
+
+
+def test_a_damaged_library_is_made_again(tmp_path):
+    file = tmp_path / "home" / "kernel" / f"{build._fingerprint(('-O0',))}.so"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"not a library")
+    said = []
+    assert build.library(said.append, "-O0").unmask_panel() in (16, 32)
+    assert said == ["compiling the CPU kernel once (a few seconds)"]
