@@ -8,14 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import END, MASK, PAD, SlowDecoder, full_logits, tiny_model
+from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, tiny_model
 
 from unmask.config import BlockSpec, Decoding
 from unmask.core.propose import propose
 from unmask.core.rules import RULES
 from unmask.decode import MODES, Row
 from unmask.engine import Engine, Request
+from unmask.errors import RequestError
+from unmask.model.adapters import merged
 from unmask.model.backbone import Feed
+from unmask.model.native.backbone import NativeBackbone
 from unmask.model.universal import UniversalBackbone
 from unmask.resolve import resolve
 
@@ -24,8 +27,10 @@ CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,)
 DRAFT = replace(CAUSAL, adapter_scope="draft")
 SPECS = {"block": BLOCK, "causal": CAUSAL}
 MODELS = [tiny_model(seed) for seed in range(3)]
+ADAPTER = low_rank(MODELS[0])
 BACKBONES = [UniversalBackbone(model, mask_id=MASK) for model in MODELS]
-TWO = UniversalBackbone(MODELS[0], MODELS[1], mask_id=MASK)  # drafts come from another network than the text
+TWO = UniversalBackbone(MODELS[0], merged(MODELS[0], ADAPTER), mask_id=MASK)  # drafts have adapters of their own
+TWO_NATIVE = NativeBackbone(MODELS[0], kind="fp32", mask=MODELS[0].get_input_embeddings().weight[MASK], adapter=ADAPTER)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -67,6 +72,56 @@ def test_o4_01_every_prompt_length_equals_the_decoder_without_cache(context, len
         expected = slow.answer(prompt_of(length), 21)
         assert found.finish_reason == ("stop" if expected[-1] in stops else "length")
         assert found.token_ids == (expected[:-1] if expected[-1] in stops else expected)
+
+
+@pytest.mark.parametrize("context", SPECS)
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16])
+@pytest.mark.parametrize("cached", [False, True])
+def test_schedule_fused_equals_the_decoder_without_cache_and_saves_a_forward_per_block(context, length, cached):
+    """In sub-blocks of the block's size the sub-block cache has nothing to reuse before the block is redone."""
+    for tau, stops in ((0.9, ()), (0.3, ()), (0.3, (END, 26, 88))):
+        wanted = {"mode": "threshold", "threshold": tau, "sub_block_cache": cached, "max_new_tokens": 29}
+        found = answer(prompt_of(length), SPECS[context], **wanted, stop_ids=stops, schedule="fused")
+        if not cached:
+            slow = SlowDecoder(MODELS[0], block=8, sub=4, tau=tau, causal=context == "causal", stops=stops, fused=True)
+            expected = slow.answer(prompt_of(length), 29)
+            assert found.token_ids == (expected[:-1] if expected[-1] in stops else expected)
+        kinds = found.forwards_by_kind
+        assert "commit" not in kinds and (stops or kinds["fused"] >= 2)
+
+
+def test_schedule_fused_at_block_size_1_is_ar():
+    wanted = {"max_new_tokens": 20, "stop_ids": ()}
+    for spec in SPECS.values():
+        fused = answer(prompt_of(9), spec, mode="threshold", schedule="fused", block_size=1, **wanted)
+        assert fused.token_ids == answer(prompt_of(9), spec, mode="ar", **wanted).token_ids
+        assert fused.forwards == 20
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached):
+    """Adapters act on the open block of a forward and not on the block that it commits."""
+    native, single = TWO_NATIVE, {"spec": DRAFT, "backbone": TWO_NATIVE}
+    requests = [
+        Request(
+            prompt_of(n), Decoding(mode=mode, schedule=schedule, sub_block_cache=cached, max_new_tokens=23, stop_ids=())
+        )
+        for n, mode, schedule in (
+            (5, "threshold", "fused"),
+            (9, "threshold", "reference"),
+            (12, "verified", "reference"),
+            (17, "threshold", "fused"),
+            (3, "ar", "reference"),
+        )
+    ]
+    together = answers(requests, DRAFT, native, batch_size=3)
+    alone = [answers([request], **single)[0] for request in requests]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+    assert [a.forwards_by_kind for a in together] == [a.forwards_by_kind for a in alone]
+    with pytest.raises(RequestError, match="schedule fused needs the native backbone .* this is universal"):
+        Engine(TWO, DRAFT).submit(requests[0])
+    universal = answers([requests[1], requests[2]], DRAFT, TWO)
+    assert [a.token_ids for a in universal] == [a.token_ids for a in alone[1:3]]
 
 
 class Recorder(UniversalBackbone):

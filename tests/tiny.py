@@ -1,11 +1,14 @@
 """Tiny random networks and a byte-level tokenizer, and a decoder without any cache to compare with."""
 
+import itertools
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from unmask.model.adapters import Adapter
 
 END, TURN, TURN_END, PAD, MASK, VOCAB = 256, 257, 258, 259, 260, 261
 CHATML = (
@@ -40,6 +43,17 @@ def tiny_model(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
     return model
 
 
+def low_rank(model: Any, seed: int = 3) -> Adapter:
+    """A random adapter on every linear layer but the head."""
+    torch.manual_seed(seed)
+    pairs = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and ".layers." in name:
+            out, inputs = layer.weight.shape
+            pairs[name] = (torch.randn(4, inputs) * 0.2, torch.randn(out, 4) * 0.2)
+    return Adapter(pairs, 0.5, None)
+
+
 def byte_tokenizer(*extra: str, template: str | None = CHATML, **special: str) -> PreTrainedTokenizerFast:
     """One token per byte (its id is the byte), the special tokens of the tiny model, then `extra` whole-text tokens."""
     shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
@@ -69,10 +83,18 @@ class SlowDecoder:
     """Block decoding by the book: every step is a forward over the whole sequence, one row, no cache, greedy."""
 
     def __init__(
-        self, model: Any, *, block: int, sub: int, tau: float, causal: bool, stops: tuple[int, ...] = ()
+        self,
+        model: Any,
+        *,
+        block: int,
+        sub: int,
+        tau: float,
+        causal: bool,
+        stops: tuple[int, ...] = (),
+        fused: bool = False,
     ) -> None:
         self.model, self.block, self.sub, self.tau = model, block, sub, tau
-        self.causal, self.stops = causal, stops
+        self.causal, self.stops, self.fused = causal, stops, fused
 
     def ends(self, n: int) -> list[int]:
         return [i + 1 if self.causal else (i // self.block + 1) * self.block for i in range(n)]
@@ -85,11 +107,12 @@ class SlowDecoder:
     def answer(self, prompt: list[int], limit: int) -> list[int]:
         """The answer's tokens, the end token included."""
         text = list(prompt)
-        while True:
+        for number in itertools.count():
             if self.causal or len(text) % self.block == 0:
                 text.append(int(self.probabilities(text, self.ends(len(text)))[-1].argmax()))
             start = len(text) - 1 if self.causal else (len(text) - 1) // self.block * self.block
-            text = text[:start] + self.fill(text[:start], text[start:])
+            first = self.foresee(text[:start]) if self.fused and number else {}
+            text = text[:start] + self.fill(text[:start], text[start:], first)
             answer = text[len(prompt) :]
             stop = next((i for i, token in enumerate(answer) if token in self.stops), None)
             if stop is not None and stop < limit:
@@ -97,9 +120,18 @@ class SlowDecoder:
             if len(answer) >= limit:
                 return answer[:limit]
 
-    def fill(self, prefix: list[int], known: list[int]) -> list[int]:
+    def foresee(self, prefix: list[int]) -> dict[int, int]:
+        """What is sure of a block of which every slot is masked, beyond the first, in its first sub-block."""
+        tokens, end = prefix + [MASK] * self.block, len(prefix) + self.block
+        chance = self.probabilities(tokens, self.ends(len(prefix)) + [end] * self.block)
+        best = {i: chance[len(prefix) + i - 1].max(-1) for i in range(1, self.sub)}
+        return {i: int(found.indices) for i, found in best.items() if float(found.values) > self.tau}
+
+    def fill(self, prefix: list[int], known: list[int], foreseen: dict[int, int]) -> list[int]:
         """Decide the slots of one block after its known ones."""
         slots: list[int | None] = [*known, *[None] * (self.block - len(known))]
+        for i, token in foreseen.items():
+            slots[i] = token
         end = len(prefix) + self.block
         for first in range(0, self.block, self.sub):
             while None in slots[first : first + self.sub]:

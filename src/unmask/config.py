@@ -137,6 +137,11 @@ class Decoding:
         metavar="N",
     )
     sub_block_cache: bool = option(True, help="reuse a block's keys and values between steps (DualCache)")
+    schedule: Literal["reference", "fused"] = option(
+        "reference",
+        help="reference: the paper's; fused: a block is committed and the next one drafted in one forward "
+        "(mode threshold)",
+    )
     max_new_tokens: int = option(
         256, help="length limit of an answer, end token included", check=_positive, allowed="at least 1", metavar="N"
     )

@@ -20,7 +20,7 @@ from unmask.errors import RequestError
 from unmask.model.backbone import Feed
 from unmask.resolve import Resolved
 
-Kind = Literal["prefill", "denoise", "refresh", "sub", "commit", "ar", "draft", "check"]
+Kind = Literal["prefill", "denoise", "refresh", "sub", "commit", "fused", "ar", "draft", "check"]
 PIECE = 2048
 """A longer prompt is fed in pieces, whole blocks of at most so many tokens (one block where that is larger): each sees
 all before it, so the numbers are the same and the memory of a forward stays bounded. They count as one prefill."""
@@ -123,11 +123,13 @@ class Row:
 
     def clean(self, kind: Kind, tokens: list[int], start: int, read: Iterable[int] = (-1,)) -> Step:
         """Clean tokens that see what the checkpoint's context lets committed tokens see."""
-        if self.blocks.context == "causal":
-            return self.causal(kind, tokens, start, read)
-        n, size = len(tokens), self.settings.block_size
-        ends = [(position // size + 1) * size for position in range(start, start + n)]
-        return self.step(kind, Feed(tokens, start, ends, [False] * n, [r % n for r in read]))
+        n = len(tokens)
+        return self.step(kind, Feed(tokens, start, self.ends(n, start), [False] * n, [r % n for r in read]))
+
+    def ends(self, n: int, start: int) -> list[int]:
+        """Where the sight of n committed tokens ends: behind each of them, or behind its block."""
+        size = 1 if self.blocks.context == "causal" else self.settings.block_size
+        return [(position // size + 1) * size for position in range(start, start + n)]
 
 
 @dataclass
@@ -200,17 +202,50 @@ def threshold(row: Row) -> Program:
     The commit's last logit gives the next block's first token (the seam). The name is that of the paper's rule; the
     row's own rule decides. Above temperature 0 the seam is drawn like every other token, so that all tokens follow one
     law (the official code takes its argmax, even while it samples the rest of the block).
+
+    With the schedule `fused` the commit is also the next block's first denoising step: it feeds that block's slots too,
+    all of them still masked, so that a block takes one forward less and its first proposals have not seen the seam.
     """
-    size, part = row.settings.block_size, row.settings.sub_block_size
+    size, part, fused = row.settings.block_size, row.settings.sub_block_size, row.settings.schedule == "fused"
     start, seam = yield from prefill(row, size)
+    found: Proposals | None = None
     while not row.write(seam):
         row.block = block = Block.open(start, row.tail(start), size, row.blocks.mask_id)
+        if fused and found is not None and begin(row, block, found, part):
+            return
         for first in range(0, size, part):
             yield from denoise(row, block, first, first + part)
             if row.finish is not None:
                 return
-        found = yield row.clean("commit", block.tokens.tolist(), start)
-        seam, start = found.tokens.tolist(), start + size
+        found = yield commit_and_open(row, block) if fused else row.clean("commit", block.tokens.tolist(), start)
+        seam, start = found.tokens[:1].tolist(), start + size
+
+
+def commit_and_open(row: Row, block: Block) -> Step:
+    """The commit of a block together with the slots of the next; reads its last token and those slots but the last."""
+    size, draft = len(block.tokens), row.blocks.adapter_scope == "draft"
+    feed = Feed(
+        block.tokens.tolist() + [row.blocks.mask_id] * size,
+        block.start,
+        row.ends(size, block.start) + [block.start + 2 * size] * size,
+        [False] * size + [True] * size,
+        list(range(size - 1, 2 * size - 1)),
+        draft,
+        settled=size if draft else 0,
+    )
+    return row.step("fused", feed, confidence=True)
+
+
+def begin(row: Row, block: Block, found: Proposals, stop: int) -> bool:
+    """Decide what the commit before has proposed for slots 1 … stop - 1; its seam, slot 0, is known. True when the
+    answer is complete."""
+    block.cached = row.settings.sub_block_cache
+    part = found.part(1, stop)
+    assert part.confidence is not None
+    accept = row.rule(part.confidence, part.entropy, row.parameter)
+    if accept.any():
+        block.accept(torch.arange(1, stop), part, accept)
+    return row.write(block.tokens[row.length - block.start : block.settled()].tolist())
 
 
 def prefill(row: Row, size: int) -> Generator[Step, Proposals, tuple[int, list[int]]]:

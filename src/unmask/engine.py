@@ -229,6 +229,13 @@ class Engine:
             prompt = [bos]
         if any(settings.stop) and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this checkpoint lacks; use stop_ids", field="stop")
+        if settings.schedule == "fused" and settings.mode == "threshold" and not self._may_fuse():
+            raise RequestError(
+                f"schedule fused needs the native backbone where adapters act on drafts only, this is "
+                f"{self.backbone.name}; use schedule reference",
+                field="schedule",
+                value="fused",
+            )
         check_prompt(prompt, settings.max_new_tokens, self.backbone.vocab_size, self.backbone.max_positions)
         random = torch.Generator()
         if settings.seed is None:
@@ -236,6 +243,10 @@ class Engine:
         else:
             random.manual_seed(settings.seed % 2**63)
         return Row(prompt, settings, self.spec, random, request.provisional)
+
+    def _may_fuse(self) -> bool:
+        """Whether committed and drafted tokens can share a forward: not where two networks compute them."""
+        return self.backbone.ragged or self.spec is None or self.spec.adapter_scope == "all"
 
     def _need(self, row: Row) -> int:
         """Positions that a row may touch: prompt and answer, and what the last block has beyond them."""

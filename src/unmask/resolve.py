@@ -97,7 +97,7 @@ def ineffective(given: Collection[str], settings: Resolved) -> dict[str, str]:
     """Which of the settings that were `given` change nothing here: name to what makes them so ("at temperature 0")."""
     found: dict[str, str] = {}
     if settings.mode != "threshold":
-        drafting = ("rule", "threshold", "sub_block_size", "sub_block_cache")
+        drafting = ("rule", "threshold", "sub_block_size", "sub_block_cache", "schedule")
         names = drafting if settings.mode == "verified" else (*drafting, "block_size")
         found |= dict.fromkeys(names, f"in mode {settings.mode}")
     elif (rule := settings.rule_parameter()[0]) != "threshold":

@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_loading(parser)
     decoding = parser.add_argument_group("decoding")
     add_flags(decoding, Decoding)
-    decoding.add_argument("--schedule", choices=["reference"], default="reference", help="the paper's schedule")
     out = parser.add_argument_group("input and output")
     out.add_argument("--raw", action="store_true", help="take prompts as they are, without the chat template")
     out.add_argument("--json", action="store_true", help="one JSON object per answer")

@@ -28,7 +28,7 @@ class Feed:
     ends: per token the exclusive end of the key positions it sees
     masked: per token whether the slot is still masked (its id is then ignored)
     read: offsets into tokens whose logits are wanted, ascending
-    draft: whether the draft adapters act (ignored by a checkpoint that has none)
+    draft: whether the draft adapters act (ignored by a checkpoint that has none); not on the first `settled` tokens
     checked: whether what is proposed will be checked, so that a draft may be computed roughly
     """
 
@@ -39,6 +39,7 @@ class Feed:
     read: list[int]
     draft: bool = False
     checked: bool = False
+    settled: int = 0
 
 
 class Cache(Protocol):

@@ -59,6 +59,7 @@ class UniversalBackbone:
 
     @torch.inference_mode()
     def forward(self, cache: StaticCache, rows: list[int], feeds: list[Feed]) -> Tensor:
+        assert not (feeds[0].draft and feeds[0].settled), "two networks cannot share a forward"
         model = self._network(feeds[0])
         packed = {name: tensor.to(self.device) for name, tensor in pack(feeds, spare=cache.capacity).items()}
         width = int(packed["ends"].max())

@@ -1,12 +1,12 @@
-"""The kernel against itself: whatever stands beside a token, in whatever pieces it comes, its numbers are the same bits."""
+"""The kernel against itself: whatever stands beside a token and in whatever pieces it comes, it gets the same bits."""
 
 import pytest
 import torch
 from families import family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import low_rank
 
-from unmask.model.adapters import Adapter
 from unmask.model.backbone import Feed
 from unmask.model.native import cpu
 from unmask.model.native.backbone import NativeBackbone
@@ -16,16 +16,6 @@ from unmask.model.universal import UniversalBackbone
 
 MASK, CAPACITY = 260, 300
 each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def low_rank(model, seed=3):
-    torch.manual_seed(seed)
-    names = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in name]
-    pairs = {}
-    for name in names:
-        weight = model.get_submodule(name).weight
-        pairs[name] = (torch.randn(4, weight.shape[1]) * 0.2, torch.randn(weight.shape[0], 4) * 0.2)
-    return Adapter(pairs, 0.5, None)
 
 
 MODEL = family_model("qwen3")

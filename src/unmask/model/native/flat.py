@@ -31,5 +31,5 @@ def flatten(rows: Sequence[int], feeds: Sequence[Feed]) -> Flat:
         flat.row.extend([row] * n)
         flat.position.extend(range(feed.start, feed.start + n))
         flat.end.extend(feed.ends)
-        flat.draft.extend([int(feed.draft)] * n)
+        flat.draft.extend([0] * feed.settled + [int(feed.draft)] * (n - feed.settled))
     return flat
