@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, tiny_model
+from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, native, tiny_model
 
 from unmask.config import BlockSpec, Decoding
 from unmask.core.propose import propose
@@ -18,7 +18,6 @@ from unmask.engine import Engine, Request
 from unmask.errors import RequestError
 from unmask.model.adapters import merged
 from unmask.model.backbone import Feed
-from unmask.model.native.backbone import NativeBackbone
 from unmask.model.universal import UniversalBackbone
 from unmask.resolve import resolve
 
@@ -30,7 +29,7 @@ MODELS = [tiny_model(seed) for seed in range(3)]
 ADAPTER = low_rank(MODELS[0])
 BACKBONES = [UniversalBackbone(model, mask_id=MASK) for model in MODELS]
 TWO = UniversalBackbone(MODELS[0], merged(MODELS[0], ADAPTER), mask_id=MASK)  # drafts have adapters of their own
-TWO_NATIVE = NativeBackbone(MODELS[0], kind="fp32", mask=MODELS[0].get_input_embeddings().weight[MASK], adapter=ADAPTER)
+TWO_NATIVE = native(MODELS[0], mask=MODELS[0].get_input_embeddings().weight[MASK], adapter=ADAPTER)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -101,7 +100,7 @@ def test_schedule_fused_at_block_size_1_is_ar():
 @pytest.mark.parametrize("cached", [False, True])
 def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached):
     """Adapters act on the open block of a forward and not on the block that it commits."""
-    native, single = TWO_NATIVE, {"spec": DRAFT, "backbone": TWO_NATIVE}
+    single = {"spec": DRAFT, "backbone": TWO_NATIVE}
     requests = [
         Request(
             prompt_of(n), Decoding(mode=mode, schedule=schedule, sub_block_cache=cached, max_new_tokens=23, stop_ids=())
@@ -114,7 +113,7 @@ def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached):
             (3, "ar", "reference"),
         )
     ]
-    together = answers(requests, DRAFT, native, batch_size=3)
+    together = answers(requests, DRAFT, TWO_NATIVE, batch_size=3)
     alone = [answers([request], **single)[0] for request in requests]
     assert [a.token_ids for a in together] == [a.token_ids for a in alone]
     assert [a.forwards_by_kind for a in together] == [a.forwards_by_kind for a in alone]

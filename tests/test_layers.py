@@ -15,7 +15,8 @@ LAYERS = [
     {"engine", "rundir"},
     {"adapt"},
     {"api"},
-    {"demo"},
+    {"demo", "report"},
+    {"bench"},
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -26,6 +27,8 @@ ONLY_IN = {
     "gguf": "model",
     "safetensors": "model",
     "huggingface_hub": "model",
+    "llama_cpp": "model",
+    "matplotlib": "report",
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from unmask.model.adapters import Adapter
+from unmask.model.native.backbone import NativeBackbone
+from unmask.model.tensors import ModelTensors
 
 END, TURN, TURN_END, PAD, MASK, VOCAB = 256, 257, 258, 259, 260, 261
 CHATML = (
@@ -41,6 +43,11 @@ def tiny_model(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
     with torch.no_grad():
         model.lm_head.weight *= 10
     return model
+
+
+def native(model: Any, **how: Any) -> NativeBackbone:
+    """The native backbone of a transformers model in memory; in float32 unless said."""
+    return NativeBackbone(model.config, ModelTensors(model), **{"kind": "fp32", **how})
 
 
 def low_rank(model: Any, seed: int = 3) -> Adapter:

@@ -4,10 +4,12 @@ the same ones for the native backbone, family by family that it runs."""
 import pytest
 import torch
 from families import FAMILIES, family_model
+from tiny import native
 
 from unmask.core.noise import seeded
 from unmask.model.backbone import Feed
-from unmask.model.native.backbone import NativeBackbone, why_not_native
+from unmask.model.native.backbone import why_not_native
+from unmask.model.tensors import ModelTensors
 from unmask.model.universal import UniversalBackbone
 
 MASK, SIZE = 260, 4
@@ -20,7 +22,7 @@ each_backbone = pytest.mark.parametrize(
 def decoding(kind, model):
     if kind == "universal":
         return UniversalBackbone(model, mask_id=MASK)
-    return NativeBackbone(model, kind="fp32", mask=model.get_input_embeddings().weight[MASK])
+    return native(model, mask=model.get_input_embeddings().weight[MASK])
 
 
 def text(length, seed=0):
@@ -87,7 +89,8 @@ def test_a_sub_block_patch_equals_the_whole_block_when_nothing_else_changed(kind
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_native_backbone_says_which_families_it_runs(family):
-    reason = why_not_native(family_model(family), None)
+    model = family_model(family)
+    reason = why_not_native(model.config, ModelTensors(model), None, torch.device("cpu"))
     assert (reason is None) == (family in NATIVE)
     assert reason is None or f"model type '{family}' is not of Llama" in reason
 

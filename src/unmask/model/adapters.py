@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from unmask.errors import CheckpointError
 from unmask.model.files import read_json
+from unmask.model.tensors import FileTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SPEC, MASK = "block_spec.json", "mask_embedding.safetensors"
@@ -86,10 +87,10 @@ def _pairs(tensors: dict[str, Tensor], directory: Path) -> dict[str, tuple[Tenso
     return pairs
 
 
-def check_fits(model: nn.Module, adapter: Adapter) -> None:
-    """Raise CheckpointError where an adapter does not fit a model's linear layers."""
+def check_fits(adapter: Adapter, tensors: FileTensors) -> None:
+    """Raise CheckpointError where an adapter does not fit the matrices of a checkpoint."""
     for name, (down, up) in adapter.pairs.items():
-        _linear(model, name, down, up)
+        _same_size(name, tensors.shape(f"{name}.weight") if f"{name}.weight" in tensors else None, down, up)
 
 
 def merged(model: nn.Module, adapter: Adapter) -> nn.Module:
@@ -108,16 +109,24 @@ def merged(model: nn.Module, adapter: Adapter) -> nn.Module:
 
 
 def _linear(model: nn.Module, name: str, down: Tensor, up: Tensor) -> Any:
+    """The linear layer that an adapter changes."""
     try:
         layer: Any = model.get_submodule(name)
     except AttributeError:
-        raise CheckpointError(f"the adapter changes {name}, which the base does not have; give its own base") from None
-    if not isinstance(layer, nn.Linear) or layer.weight.shape != (up.shape[0], down.shape[1]):
+        layer = None
+    _same_size(name, tuple(layer.weight.shape) if isinstance(layer, nn.Linear) else None, down, up)
+    return layer
+
+
+def _same_size(name: str, size: tuple[int, ...] | None, down: Tensor, up: Tensor) -> None:
+    """CheckpointError where a matrix of this size (None: there is none) is not the one an adapter was trained on."""
+    if size is None:
+        raise CheckpointError(f"the adapter changes {name}, which the base does not have; give its own base")
+    if size != (up.shape[0], down.shape[1]):
         raise CheckpointError(
-            f"the adapter's {name} is [{up.shape[0]}, {down.shape[1]}], the base's is {list(layer.weight.shape)}; "
+            f"the adapter's {name} is [{up.shape[0]}, {down.shape[1]}], the base's is {list(size)}; "
             "give the base that it was trained on"
         )
-    return layer
 
 
 def write_adapter(

@@ -7,6 +7,7 @@ directory with `block_spec.json` (which names the base) and, where one was train
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,21 @@ from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import adapters
 from unmask.model.files import inspect_weights, read_json, replacing
-from unmask.model.hf import OFFICIAL, device_named, load_model, load_tokenizer, read_config
+from unmask.model.hf import (
+    OFFICIAL,
+    check_fits,
+    device_named,
+    generation_settings,
+    light_config,
+    load_model,
+    load_tokenizer,
+    read_config,
+)
 from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
 from unmask.model.probe import PROVED, probe
 from unmask.model.quiet import quiet
 from unmask.model.sources import SMOLLM2, locate, say_on_stderr, sha256, smollm2_hint, source_digest
+from unmask.model.tensors import FileTensors
 from unmask.model.universal import UniversalBackbone
 
 DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,16 +41,19 @@ DTYPE_NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 
 @dataclass
 class Checkpoint:
-    """A loaded model.
+    """A checkpoint that is loaded, but for its weights, which come when they are asked for.
 
-    model: the causal LM in eval mode. adapter: the low-rank update that acts on drafts only; None where one network
-    does both. mask_vector: Float [hidden], what a masked slot is embedded as; None takes the mask
-    id's own row. tokenizer: None where the directory has none. spec: None for a plain AR model.
-    stop_ids: every end token that the files declare. ref: the reference as given; path: its local directory.
+    config: transformers' config, or its entries where they are all that is needed. tensors: the weights by name, as in
+    the files. network: makes the causal LM in eval mode (`model` keeps it). adapter: a low-rank update that acts on
+    all tokens or, where spec.adapter_scope is draft, on drafts only. mask_vector: Float [hidden], what a masked slot is
+    embedded as; None takes the mask id's own row. tokenizer: None where the directory has none. spec: None for a plain
+    AR model. stop_ids: every end token that the files declare. ref: the reference as given; path: its local directory.
     parameters: how many the model has.
     """
 
-    model: Any
+    config: Any
+    tensors: FileTensors
+    network: Callable[[], Any]
     adapter: adapters.Adapter | None
     mask_vector: Tensor | None
     tokenizer: Any | None
@@ -48,16 +62,24 @@ class Checkpoint:
     path: Path
     stop_ids: tuple[int, ...]
     dtype: torch.dtype
-    parameters: int = 0
+    device: torch.device
+    parameters: int
 
-    def let_go(self) -> None:
-        """Free the network, for a backbone that has its own copy of the weights."""
-        self.model = None
+    @property
+    def drafts(self) -> bool:
+        """Whether the adapter acts on drafts only."""
+        return self.spec is not None and self.spec.adapter_scope == "draft"
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The network of committed tokens."""
+        plain = self.network()
+        return plain if self.adapter is None or self.drafts else adapters.merged(plain, self.adapter)
 
     @functools.cached_property
     def draft_model(self) -> Any | None:
-        """The model with the adapter in it, sharing every other weight."""
-        return None if self.adapter is None else adapters.merged(self.model, self.adapter)
+        """The network of drafts, sharing every other weight; None where one network does both."""
+        return adapters.merged(self.model, self.adapter) if self.adapter is not None and self.drafts else None
 
 
 def load_checkpoint(
@@ -67,18 +89,21 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     mask_id: int | None = None,
     base: str | None = None,
+    lightly: bool = False,
 ) -> Checkpoint:
     """Load a model reference (see `sources`). dtype None keeps the checkpoint's own.
+
+    lightly: leave the network for later, and transformers' models unimported, where the config can be read without.
 
     mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
     Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
     """
     kind, where, path = _dtype(dtype), device_named(device), locate(str(ref))
     if adapters.is_adapter(path):
-        return _load_adapter(str(ref), path, kind, where, mask_id, base)
+        return _load_adapter(str(ref), path, kind, where, mask_id, base, lightly)
     if base is not None:
         raise ConfigError(f"{ref} is not an adapter, so it takes no base")
-    return _load_full(str(ref), path, kind, where, mask_id)
+    return _load_full(str(ref), path, kind, where, mask_id, lightly)
 
 
 def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
@@ -153,21 +178,55 @@ def base_digest(directory: Path) -> str:
 
 
 def _load_full(
-    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None
+    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None, lightly: bool
 ) -> Checkpoint:
-    config, model_class = read_config(path)
+    config = light_config(path) if lightly else None
+    if config is None:
+        config, _ = read_config(path)
     tokenizer = load_tokenizer(path, config)
     spec = read_spec(path, config, tokenizer, mask_id)
+    weights = inspect_weights(path)
+    own = dtype or weights.dtype
+    check_fits(weights, own, device, path)
+    declared = declared_stops(config, tokenizer, generation_settings(path))
+    stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
+    checkpoint = Checkpoint(
+        config=config,
+        tensors=FileTensors(weights.files, own),
+        network=functools.partial(_network, path, own, device),
+        adapter=None,
+        mask_vector=None,
+        tokenizer=tokenizer,
+        spec=spec,
+        ref=ref,
+        path=path,
+        stop_ids=tuple(sorted(stops)),
+        dtype=own,
+        device=device,
+        parameters=weights.values,
+    )
+    if not lightly:
+        _ = checkpoint.model  # whatever is wrong with it is said now
+    return _complete(checkpoint)
+
+
+def _network(path: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """A directory's causal LM, tried where its family is not one that the tests prove."""
+    config, model_class = read_config(path)
     model = load_model(path, config, model_class, dtype, device)
     if config.model_type not in PROVED:
         probe(UniversalBackbone(model, mask_id=None))
-    declared = declared_stops(model.config, tokenizer, model.generation_config)
-    stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
-    return _complete(Checkpoint(model, None, None, tokenizer, spec, ref, path, tuple(sorted(stops)), model.dtype))
+    return model
 
 
 def _load_adapter(
-    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None, base: str | None
+    ref: str,
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    mask_id: int | None,
+    base: str | None,
+    lightly: bool,
 ) -> Checkpoint:
     about = read_json(path / adapters.SPEC)
     spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
@@ -177,14 +236,16 @@ def _load_adapter(
     if base is None:
         _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
-    on = _load_full(ref, origin, dtype, device, None)
-    adapters.check_fits(on.model, adapter)
-    drafts = spec.adapter_scope == "draft"
-    model = on.model if drafts else adapters.merged(on.model, adapter)
+    on = _load_full(ref, origin, dtype, device, None, lightly)
+    adapters.check_fits(adapter, on.tensors)
+    plain = (lambda: on.model) if "model" in vars(on) else on.network
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
     stops = tuple(sorted({*on.stop_ids, *spec.stop_ids}))
-    update = adapter if drafts else None
-    return _complete(Checkpoint(model, update, vector, on.tokenizer, spec, ref, path, stops, on.dtype))
+    return _complete(
+        dataclasses.replace(
+            on, network=plain, adapter=adapter, mask_vector=vector, spec=spec, path=path, stop_ids=stops
+        )
+    )
 
 
 def _check_base(path: Path, about: dict[str, Any], origin: Path) -> None:
@@ -206,10 +267,10 @@ def _check_base(path: Path, about: dict[str, Any], origin: Path) -> None:
 
 def _complete(checkpoint: Checkpoint) -> Checkpoint:
     """The same with every declared end token in its spec, and the mask id checked against the embedding."""
-    spec, checkpoint.parameters = checkpoint.spec, checkpoint.model.num_parameters()
+    spec = checkpoint.spec
     if spec is None:
         return checkpoint
-    rows = checkpoint.model.get_input_embeddings().weight.shape[0]
+    rows = checkpoint.config.get_text_config().vocab_size
     if checkpoint.mask_vector is None and spec.mask_id >= rows:
         raise CheckpointError(f"{checkpoint.path}: mask id {spec.mask_id} is not one of the embedding's {rows} rows")
     checkpoint.spec = dataclasses.replace(spec, stop_ids=checkpoint.stop_ids)

@@ -7,6 +7,7 @@ from torch import Tensor
 from unmask.errors import UnsupportedModelError
 from unmask.model.checkpoint import Checkpoint
 from unmask.model.native.backbone import KIND_OF, NativeBackbone, why_not_native
+from unmask.model.native.shape import EMBEDDING
 from unmask.model.sources import Say, say_on_stderr
 from unmask.model.universal import UniversalBackbone
 
@@ -14,28 +15,36 @@ BACKBONES = ("auto", "native", "universal")
 
 
 def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say: Say = say_on_stderr) -> Any:
-    """The backbone `wanted` (one of `BACKBONES`) for a loaded checkpoint, whose model it takes over.
+    """The backbone `wanted` (one of `BACKBONES`) for a checkpoint.
 
     A shape that the native backbone does not know falls back to the universal one, which is said. int8: hold the
     matrices in bytes, which only the native backbone does; UnsupportedModelError where it cannot run the model.
     """
-    reason = "it was asked for" if wanted == "universal" else why_not_native(checkpoint.model, checkpoint.adapter)
+    reason = "it was asked for" if wanted == "universal" else _why_not_native(checkpoint)
     if reason is None:
-        kind = "int8" if int8 else KIND_OF[checkpoint.dtype]
-        network = NativeBackbone(checkpoint.model, kind=kind, mask=_mask(checkpoint), adapter=checkpoint.adapter)
-        checkpoint.let_go()
-        return network
+        return NativeBackbone(
+            checkpoint.config,
+            checkpoint.tensors,
+            kind="int8" if int8 else KIND_OF[checkpoint.dtype],
+            mask=_mask(checkpoint),
+            adapter=checkpoint.adapter,
+            everywhere=not checkpoint.drafts,
+        )
+    network = checkpoint.model  # whatever is wrong with it comes first
     if int8:
         raise UnsupportedModelError(f"dtype int8 needs the native backbone, which cannot run this model here: {reason}")
     if wanted != "universal":
         say(f"note: backbone universal, since {reason}")
-    mask = None if checkpoint.spec is None else checkpoint.spec.mask_id
-    return UniversalBackbone(checkpoint.model, checkpoint.draft_model, mask_id=mask, mask_vector=checkpoint.mask_vector)
+    mask_id, vector = None if checkpoint.spec is None else checkpoint.spec.mask_id, checkpoint.mask_vector
+    return UniversalBackbone(network, checkpoint.draft_model, mask_id=mask_id, mask_vector=vector)
+
+
+def _why_not_native(checkpoint: Checkpoint) -> str | None:
+    return why_not_native(checkpoint.config, checkpoint.tensors, checkpoint.adapter, checkpoint.device)
 
 
 def _mask(checkpoint: Checkpoint) -> Tensor | None:
     """What a masked slot is embedded as: a vector of its own, else the mask id's row; None for a plain model."""
     if checkpoint.spec is None or checkpoint.mask_vector is not None:
         return checkpoint.mask_vector
-    rows: Tensor = checkpoint.model.get_input_embeddings().weight
-    return rows[checkpoint.spec.mask_id]
+    return checkpoint.tensors[EMBEDDING][checkpoint.spec.mask_id]

@@ -51,8 +51,8 @@ def inspect_weights(directory: Path) -> Weights:
     files = _weight_files(directory)
     counts: dict[str, int] = {}
     for file in files:
-        for kind, n in _header(file):
-            counts[kind] = counts.get(kind, 0) + n
+        for entry in read_header(file):
+            counts[entry.dtype] = counts.get(entry.dtype, 0) + prod(entry.shape)
     floats = {kind: n for kind, n in counts.items() if kind in DTYPES}
     if not floats:
         raise CheckpointError(f"{directory} holds no floating-point weights ({', '.join(sorted(counts)) or 'empty'})")
@@ -78,19 +78,35 @@ def _weight_files(directory: Path) -> list[Path]:
     raise CheckpointError(f"{directory} has no model.safetensors; give a directory that holds a saved model")
 
 
-def _header(file: Path) -> list[tuple[str, int]]:
-    """(type, number of values) per tensor, read by hand so that a file cut short is noticed without mapping it."""
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a safetensors file: its name, type and shape, and the bytes [start, stop) of the file it lies in."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_header(file: Path) -> list[Entry]:
+    """What a file holds, read by hand so that a file cut short is noticed; CheckpointError for a damaged one."""
     try:
         with file.open("rb") as f:
             header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-            body = file.stat().st_size - f.tell()
-    except (OSError, ValueError, OverflowError, MemoryError) as e:
+            begin = f.tell()
+            body = file.stat().st_size - begin
+            entries = [
+                Entry(name, e["dtype"], tuple(e["shape"]), *(begin + offset for offset in e["data_offsets"]))
+                for name, e in header.items()
+                if name != "__metadata__"
+            ]
+    except (OSError, ValueError, OverflowError, MemoryError, KeyError, TypeError, AttributeError) as e:
         raise CheckpointError(f"{file} is damaged ({e}); fetch it again") from None
-    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-    end = max((entry["data_offsets"][1] for entry in tensors), default=0)
+    end = max((entry.stop for entry in entries), default=begin) - begin
     if end != body:
         raise CheckpointError(f"{file} is damaged: it names {end} bytes of weights and has {body}; fetch it again")
-    return [(entry["dtype"], prod(entry["shape"])) for entry in tensors]
+    return entries
 
 
 def available_memory(device: torch.device) -> int | None:

@@ -1,6 +1,7 @@
 """A directory read by transformers: configuration, causal LM, tokenizer. None of a directory's own code is ever run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,22 @@ from unmask.model.quiet import quiet
 
 OFFICIAL = "Fast_dLLM_Qwen"
 COMPLETE = {"TokenizersBackend", "PreTrainedTokenizerFast"}
+NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+WINDOWS: dict[str, set[str]] = {
+    "llama": set(),
+    "mistral": {"sliding_window"},
+    "qwen2": {"sliding_window", "use_sliding_window", "layer_types"},
+    "qwen3": {"sliding_window", "use_sliding_window", "layer_types", "head_dim"},
+}
+"""Keys that say which layers have a window, by family."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -58,6 +75,39 @@ def read_config(directory: Path) -> tuple[Any, type]:
     model_class = found[0] if isinstance(found, tuple) else found
     check_family(config, model_class)
     return config, model_class
+
+
+def light_config(directory: Path) -> Any | None:
+    """A config from its entries alone, without transformers; None where the file leaves something to its defaults.
+
+    Only for the families of the native backbone, as transformers 5 writes them; importing transformers' models takes
+    longer than reading such a model.
+    """
+    entries = read_json(directory / "config.json")
+    if entries.get("model_type") == OFFICIAL:
+        entries["model_type"] = "qwen2"
+    rope = entries.get("rope_parameters")
+    windows = WINDOWS.get(str(entries.get("model_type")))
+    whole = windows is not None and all(type(entries.get(key)) is int for key in NUMBERS)
+    whole = whole and windows <= set(entries) and type(entries.get("tie_word_embeddings")) is bool  # type: ignore[operator]
+    whole = whole and isinstance(rope, dict) and rope.get("rope_type") == "default" and "rope_theta" in rope
+    whole = whole and isinstance(entries.get("rms_norm_eps"), float) and isinstance(entries.get("hidden_act"), str)
+    if not whole or "quantization_config" in entries or not _is_plain(directory):
+        return None
+    config = SimpleNamespace(**entries)
+    config.get_text_config = lambda: config
+    return config
+
+
+def _is_plain(directory: Path) -> bool:
+    """Whether the tokenizer, if there is one, needs no config."""
+    return _is_complete(directory) or not any((directory / name).is_file() for name in TOKENIZER_FILES)
+
+
+def generation_settings(directory: Path) -> Any:
+    """The entries of generation_config.json; none where there is no such file."""
+    file = directory / "generation_config.json"
+    return SimpleNamespace(**(read_json(file) if file.is_file() else {}))
 
 
 def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dtype | None, device: torch.device) -> Any:

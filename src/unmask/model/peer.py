@@ -1,12 +1,18 @@
-"""transformers' own `generate`, for comparison: the same weights, dtype and threads."""
+"""What a user would otherwise run, for comparison: transformers and llama.cpp, with the same threads."""
 
+import copy
+import inspect
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from unmask.errors import CheckpointError
 from unmask.model.checkpoint import load_checkpoint
 from unmask.model.skinny import plain_linear
+
+ATTENTIONS = ("sdpa", "eager")
 
 
 class Peer:
@@ -33,3 +39,68 @@ class Peer:
             seconds = time.perf_counter() - began
         written = out[0, len(prompt) :].tolist()
         return (written[:-1] if written and written[-1] in stops else written), seconds
+
+    def forwards(self, prefix: list[int], tokens: list[int]) -> dict[str, Callable[[], object]]:
+        """A forward over `tokens` behind a cached `prefix` that gives the last one's logits, by kind of attention."""
+        model: Any = self.checkpoint.model
+        name = "cache" if "cache" in inspect.signature(type(model.get_decoder()).forward).parameters else ""
+        name = name or "past_key_values"
+        made: dict[str, Callable[[], object]] = {}
+        for attention in ATTENTIONS:
+            with torch.inference_mode(), plain_linear():
+                model.set_attn_implementation(attention)
+                held = getattr(model.get_decoder()(torch.tensor([prefix]), use_cache=True), name)
+
+            def run(attention: str = attention, held: Any = held) -> object:
+                with torch.inference_mode(), plain_linear():
+                    model.set_attn_implementation(attention)
+                    return model(torch.tensor([tokens]), **{name: _copied(held)}, use_cache=True, logits_to_keep=1)
+
+            made[attention] = run
+        return made
+
+    def use_faster_attention(self) -> str:
+        """Choose the kind of attention that takes a token sooner; returns its name."""
+        works = self.forwards([1] * 64, [1])
+        best = {name: min(_seconds(work) for _ in range(5)) for name, work in works.items()}
+        chosen = min(best, key=lambda name: best[name])
+        self.checkpoint.model.set_attn_implementation(chosen)
+        return chosen
+
+
+class LlamaCpp:
+    """llama.cpp on a GGUF file, through llama-cpp-python."""
+
+    def __init__(self, gguf: str, threads: int) -> None:
+        try:
+            from llama_cpp import Llama
+        except ImportError:
+            raise CheckpointError("llama.cpp is not installed: pip install llama-cpp-python") from None
+        self.llama = Llama(gguf, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def greedy(self, prompt: list[int], max_new_tokens: int) -> tuple[list[int], float]:
+        """(token ids without the end token, seconds) of a greedy answer, the prompt's time included."""
+        llama, written = self.llama, []
+        began = time.perf_counter()
+        llama.reset()
+        llama.eval(prompt)
+        for _ in range(max_new_tokens):
+            token = llama.sample(temp=0.0)
+            if token == llama.token_eos():
+                break
+            written.append(token)
+            llama.eval([token])
+        return written, time.perf_counter() - began
+
+
+def _copied(held: Any) -> Any:
+    """A transformers cache that can be added to without changing `held`: its layers are new, their tensors shared."""
+    fresh = copy.copy(held)
+    fresh.layers = [copy.copy(layer) for layer in held.layers]
+    return fresh
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -5,11 +5,10 @@ import torch
 from families import family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import low_rank
+from tiny import low_rank, native
 
 from unmask.model.backbone import Feed
 from unmask.model.native import cpu
-from unmask.model.native.backbone import NativeBackbone
 from unmask.model.native.build import library
 from unmask.model.native.panels import KINDS
 from unmask.model.universal import UniversalBackbone
@@ -21,8 +20,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 MODEL = family_model("qwen3")
 ADAPTER = low_rank(MODEL)
 BACKBONES = {
-    kind: NativeBackbone(MODEL, kind=kind, mask=MODEL.get_input_embeddings().weight[MASK], adapter=ADAPTER)
-    for kind in KINDS
+    kind: native(MODEL, kind=kind, mask=MODEL.get_input_embeddings().weight[MASK], adapter=ADAPTER) for kind in KINDS
 }
 
 
@@ -101,7 +99,7 @@ def test_vectors_of_another_width_give_the_same_numbers(monkeypatch):
     monkeypatch.setattr(cpu, "library", lambda: wide)
     tokens = text(150, 7)
     for kind in KINDS:
-        other = NativeBackbone(MODEL, kind=kind, mask=None, adapter=ADAPTER)
+        other = native(MODEL, kind=kind, mask=None, adapter=ADAPTER)
         assert other.network.panel == 32
         for draft in (False, True):
             feed = causal(tokens, draft=draft)
@@ -113,14 +111,13 @@ def test_low_rank_updates_act_on_drafts_as_a_merged_copy_would():
     from unmask.model.adapters import merged
 
     universal = UniversalBackbone(MODEL, merged(MODEL, ADAPTER), mask_id=MASK)
-    native, tokens = BACKBONES["fp32"], text(20, 8)
-    found = []
-    for backbone in (universal, native):
+    tokens, found = text(20, 8), []
+    for backbone in (universal, BACKBONES["fp32"]):
         cache = backbone.new_cache(1, CAPACITY)
         backbone.forward(cache, [0], [causal(tokens)])
         found.append(backbone.forward(cache, [0], [drafting(6, 20, 7)]))
     assert torch.allclose(*found, atol=1e-4)
-    plain = NativeBackbone(MODEL, kind="fp32", mask=MODEL.get_input_embeddings().weight[MASK])
+    plain = native(MODEL, kind="fp32", mask=MODEL.get_input_embeddings().weight[MASK])
     cache = plain.new_cache(1, CAPACITY)
     plain.forward(cache, [0], [causal(tokens)])
     assert not torch.allclose(plain.forward(cache, [0], [drafting(6, 20, 7)]), found[1], atol=1e-2)
@@ -140,7 +137,7 @@ def test_a_draft_that_is_checked_comes_from_a_copy_in_int8(kind):
 
 @each_kind
 def test_a_value_that_is_not_a_number_reaches_the_logits_of_its_own_row_only(kind):
-    backbone = NativeBackbone(family_model("llama"), kind=kind)
+    backbone = native(family_model("llama"), kind=kind)
     cache = backbone.new_cache(2, CAPACITY)
     cache.value[0, 0].fill_(float("nan"))
     feeds = [causal(text(5, 1), 3), causal(text(5, 2), 0)]
@@ -158,6 +155,6 @@ def test_kinds_differ_by_their_rounding_and_take_the_memory_they_promise():
     assert 0 < (logits["int8"] - logits["fp32"]).abs().max() < 0.1 * scale
     values = BACKBONES["fp32"].network.parts.shape.values
     for kind, each in {"fp32": 4, "bf16": 2, "int8": 1}.items():
-        plain = NativeBackbone(MODEL, kind=kind).network
+        plain = native(MODEL, kind=kind).network
         assert sum(p.weight.nbytes for p in plain._matrices()) >= each * values
         assert sum(p.weight.nbytes for p in plain._matrices()) < 1.1 * each * values + 2**16

@@ -10,7 +10,7 @@ from unmask.model.backbone import Feed
 from unmask.model.native.build import NoKernel, library
 from unmask.model.native.cpu import WIDEST_GROUP, WIDEST_HEAD, CpuCache, CpuNetwork, parts_of, rough
 from unmask.model.native.flat import flatten
-from unmask.model.native.shape import shape_of, why_not
+from unmask.model.native.shape import Tensors, shape_of, why_not
 
 KIND_OF = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp32"}
 """How weights of a type are held on a CPU, which has no arithmetic for halves: as the smallest kind that loses none."""
@@ -19,18 +19,28 @@ ROUGH = ("fp32", "bf16")
 
 
 class NativeBackbone:
-    """Decodes with a copy of a model's weights; the model can be let go.
+    """Decodes with a copy of the weights that `config` and `tensors` describe.
 
-    adapter: low-rank updates that act on feeds with `draft=True`, whatever else shares their forward. Drafts that are
+    adapter: low-rank updates that act on feeds with `draft=True`, whatever else shares their forward, or (`everywhere`)
+    on all, for which they are merged. Drafts that are
     checked are computed in int8, from a second copy of the weights that is made at the first of them.
     """
 
     name, ragged = "native", True
 
-    def __init__(self, model: Any, *, kind: str, mask: Tensor | None = None, adapter: Adapter | None = None) -> None:
-        self.network = CpuNetwork(parts_of(model, kind, mask, adapter))
+    def __init__(
+        self,
+        config: Any,
+        tensors: Tensors,
+        *,
+        kind: str,
+        mask: Tensor | None = None,
+        adapter: Adapter | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        self.network = CpuNetwork(parts_of(config, tensors, kind, mask, adapter, everywhere=everywhere))
         self.rough_network: CpuNetwork | None = None
-        self.kind, self.has_adapter = kind, adapter is not None
+        self.kind, self.has_adapter = kind, adapter is not None and not everywhere
         self.vocab_size, self.max_positions = self.network.parts.shape.vocab, self.network.parts.shape.positions
 
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
@@ -53,14 +63,14 @@ class NativeBackbone:
         return self.rough_network
 
 
-def why_not_native(model: Any, adapter: Adapter | None) -> str | None:
+def why_not_native(config: Any, tensors: Tensors, adapter: Adapter | None, device: torch.device) -> str | None:
     """Why the native backbone cannot run a model on this machine; None where it can."""
-    reason = why_not(model, adapter)
+    reason = why_not(config, tensors, adapter)
     if reason is not None:
         return reason
-    if next(model.parameters()).device.type != "cpu":
+    if device.type != "cpu":
         return "it is on a GPU"
-    shape = shape_of(model)
+    shape = shape_of(config, tensors)
     if shape.heads > WIDEST_GROUP * shape.kv_heads or shape.head_dim > WIDEST_HEAD:
         return f"heads of {shape.head_dim} in groups of {shape.heads // shape.kv_heads} are too wide for the kernel"
     try:

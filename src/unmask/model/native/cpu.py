@@ -12,8 +12,20 @@ from torch import Tensor
 from unmask.model.adapters import Adapter
 from unmask.model.native.build import library
 from unmask.model.native.flat import Flat
-from unmask.model.native.panels import KINDS, Panels, interleaved, packed
-from unmask.model.native.shape import Shape, Weight, head_weight, is_tied, layer_weights, rotation, shape_of
+from unmask.model.native.panels import KINDS, Panels, interleaved, merged, packed
+from unmask.model.native.shape import (
+    EMBEDDING,
+    NORM,
+    Shape,
+    Tensors,
+    Weight,
+    frequencies,
+    head_weight,
+    is_tied,
+    layer_weights,
+    rotation,
+    shape_of,
+)
 
 KEYS, CHUNK, QUERIES = 8, 128, 24
 """As in the kernel: keys of a panel of the cache, keys of a chunk, queries that read a chunk together."""
@@ -151,29 +163,39 @@ class CpuNetwork:
         return _address(held)
 
 
-def parts_of(model: Any, kind: str, mask: Tensor | None, adapter: Adapter | None) -> Parts:
-    """The weights of a transformers model as the kernel wants them. kind: fp32, bf16 or int8.
+def parts_of(
+    config: Any,
+    tensors: Tensors,
+    kind: str,
+    mask: Tensor | None,
+    adapter: Adapter | None,
+    *,
+    everywhere: bool = False,
+) -> Parts:
+    """A network's weights as the kernel wants them. kind: fp32, bf16 or int8; everywhere: merge the adapter.
 
     bf16 and int8 say how matrices are stored. Sums are taken in float32 (int8: in whole numbers, of activations that
     are rounded to 14 bits per token); norms, activations, keys, values and logits are float32.
     """
-    panel, shape = library().unmask_panel(), shape_of(model)
+    panel, shape = library().unmask_panel(), shape_of(config, tensors)
+
+    def made(weight: Weight) -> Panels:
+        return packed(merged(weight) if everywhere else weight, kind, panel)
+
     layers = [
         Layer(
             tuple(map(_vector, (weights.norm_in, weights.norm_mid, weights.norm_q, weights.norm_k))),
-            packed(weights.qkv, kind, panel),
-            packed(weights.o, kind, panel),
-            packed(interleaved(weights.gate, weights.up, panel), kind, panel),
-            packed(weights.down, kind, panel),
+            made(weights.qkv),
+            made(weights.o),
+            made(interleaved(weights.gate, weights.up, panel)),
+            made(weights.down),
         )
-        for weights in layer_weights(model, adapter)
+        for weights in layer_weights(config, tensors, adapter)
     ]
-    embedding = None if is_tied(model) else _vector(model.get_input_embeddings().weight)
-    norm, head = _vector(model.model.norm.weight), packed(head_weight(model), kind, panel)
+    embedding = None if is_tied(config) else _vector(tensors[EMBEDDING])
+    norm, head = _vector(tensors[NORM]), packed(head_weight(config, tensors), kind, panel)
     assert norm is not None
-    rope = model.model.rotary_emb
-    frequencies = rope.inv_freq.detach().float().cpu().clone()
-    return Parts(shape, kind, layers, norm, head, embedding, _vector(mask), frequencies, rope.attention_scaling)
+    return Parts(shape, kind, layers, norm, head, embedding, _vector(mask), *frequencies(config))
 
 
 def rough(parts: Parts) -> Parts:

@@ -1,7 +1,8 @@
 """Which networks the native runtime runs, and their weights in its terms.
 
 Llama, Qwen 2, Qwen 3 and Mistral are one network: rotary positions, RMS norms, grouped queries, a gated feed-forward;
-with or without biases, norms on queries and keys, a window, a head that shares the embedding.
+with or without biases, norms on queries and keys, a window, a head that shares the embedding. They are read from a
+config and from tensors by their names in a checkpoint.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,22 @@ import torch
 from torch import Tensor
 
 from unmask.model.adapters import Adapter
+from unmask.model.tensors import FileTensors, ModelTensors
 
-CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 ROPES = ("default", "linear", "llama3", "yarn")
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
+PROJECTIONS = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+)
+Tensors = FileTensors | ModelTensors
 
 
 @dataclass(frozen=True)
@@ -66,29 +80,64 @@ class LayerWeights:
     down: Weight
 
 
-def why_not(model: Any, adapter: Adapter | None = None) -> str | None:
-    """Why a transformers causal LM (and an adapter that acts on some of its tokens) is none of these networks; None
-    where it is one."""
-    config = model.config
-    if type(model).__name__ not in CLASSES:
+def why_not(config: Any, tensors: Tensors, adapter: Adapter | None = None) -> str | None:
+    """Why a causal LM (and an adapter on it) is none of these networks; None where it is one."""
+    if config.model_type not in FAMILIES:
         return f"model type '{config.model_type}' is not of Llama, Qwen 2, Qwen 3 or Mistral shape"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    rope, head_dim = _rope(config), _head_dim(config)
     checks = {
         f"rope type '{rope}'": rope not in ROPES,
         f"activation '{config.hidden_act}'": config.hidden_act != "silu",
-        "partial rotation": _head_dim(config) != 2 * len(model.model.rotary_emb.inv_freq),
-        f"head_dim {_head_dim(config)}, which is no multiple of 8": _head_dim(config) % 8 != 0,
+        f"head_dim {head_dim}, which is no multiple of 8": head_dim % 8 != 0,
         "odd sizes": config.hidden_size % 2 or config.intermediate_size % 2,
+        "layers of other types": set(getattr(config, "layer_types", None) or ())
+        - {"full_attention", "sliding_attention"},
         "an adapter on its head": adapter is not None and any(".layers." not in name for name in adapter.pairs),
+        "weights of other names or shapes": _expected(config, tensors)
+        != {name: tensors.shape(name) for name in tensors if not _repeated(config, name)},
     }
-    return next((what for what, wrong in checks.items() if wrong), None)
+    return next((f"it has {what}" for what, wrong in checks.items() if wrong), None)
 
 
-def shape_of(model: Any) -> Shape:
-    """The sizes of a model that `why_not` has nothing against."""
-    config = model.config
+def _repeated(config: Any, name: str) -> bool:
+    """Whether a tensor only repeats what a checkpoint says elsewhere."""
+    return name.endswith("rotary_emb.inv_freq") or (is_tied(config) and name == f"{HEAD}.weight")
+
+
+def _expected(config: Any, tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor by name; optional ones are expected where they are."""
+    hidden, ff, dim = config.hidden_size, config.intermediate_size, _head_dim(config)
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    sizes = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (ff, hidden),
+        "up_proj": (ff, hidden),
+        "down_proj": (hidden, ff),
+    }
+    vocab = tensors.shape(EMBEDDING) if EMBEDDING in tensors else (0, hidden)
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab[0], hidden), NORM: (hidden,)}
+    if not is_tied(config):
+        found[f"{HEAD}.weight"] = (vocab[0], hidden)
+    for index in range(config.num_hidden_layers):
+        layer = f"model.layers.{index}."
+        for name, size in zip(NORMS, (hidden, hidden, dim, dim), strict=True):
+            if layer + name in tensors or size == hidden and "self_attn" not in name:
+                found[layer + name] = (size,)
+        for part, names in PROJECTIONS.items():
+            for name in names:
+                found[f"{layer}{part}.{name}.weight"] = sizes[name]
+                if f"{layer}{part}.{name}.bias" in tensors:
+                    found[f"{layer}{part}.{name}.bias"] = sizes[name][:1]
+    return found
+
+
+def shape_of(config: Any, tensors: Tensors) -> Shape:
+    """The sizes of a network that `why_not` has nothing against."""
     return Shape(
-        vocab=model.get_output_embeddings().weight.shape[0],
+        vocab=tensors.shape(EMBEDDING)[0],
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
@@ -101,63 +150,77 @@ def shape_of(model: Any) -> Shape:
     )
 
 
-def layer_weights(model: Any, adapter: Adapter | None = None) -> Iterator[LayerWeights]:
+def layer_weights(config: Any, tensors: Tensors, adapter: Adapter | None = None) -> Iterator[LayerWeights]:
     """The layers, one after the other, so that no second copy of all of them is ever held."""
-    for number, layer in enumerate(model.model.layers):
-        names = {name: f"model.layers.{number}.{name}" for name, _ in layer.named_modules()}
+    for index in range(config.num_hidden_layers):
+        layer = f"model.layers.{index}."
 
-        def fused(*parts: str, layer: Any = layer, names: dict[str, str] = names) -> Weight:
-            return _fused([(layer.get_submodule(part), _update(adapter, names[part])) for part in parts])
+        def fused(part: str, *names: str, layer: str = layer) -> Weight:
+            return _fused(tensors, [f"{layer}{part}.{name}" for name in names], adapter)
 
-        norm_q, norm_k = (getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm"))
+        norms = [tensors[layer + name] if layer + name in tensors else None for name in NORMS]
+        assert norms[0] is not None and norms[1] is not None
         yield LayerWeights(
-            layer.input_layernorm.weight.data,
-            layer.post_attention_layernorm.weight.data,
-            None if norm_q is None else norm_q.weight.data,
-            None if norm_k is None else norm_k.weight.data,
-            fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            fused("self_attn.o_proj"),
-            fused("mlp.gate_proj"),
-            fused("mlp.up_proj"),
-            fused("mlp.down_proj"),
+            norms[0],
+            norms[1],
+            norms[2],
+            norms[3],
+            fused("self_attn", "q_proj", "k_proj", "v_proj"),
+            fused("self_attn", "o_proj"),
+            fused("mlp", "gate_proj"),
+            fused("mlp", "up_proj"),
+            fused("mlp", "down_proj"),
         )
 
 
-def head_weight(model: Any) -> Weight:
-    return _fused([(model.get_output_embeddings(), None)])
+def head_weight(config: Any, tensors: Tensors) -> Weight:
+    return Weight(tensors[EMBEDDING if is_tied(config) else f"{HEAD}.weight"])
 
 
-def is_tied(model: Any) -> bool:
+def is_tied(config: Any) -> bool:
     """Whether the head is the embedding."""
-    return model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    return bool(config.tie_word_embeddings)
 
 
-def rotation(frequencies: Tensor, scaling: float, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, Float [positions, head_dim / 2]; frequencies and scaling are those of the rope type."""
-    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies[None]
+def frequencies(config: Any) -> tuple[Tensor, float]:
+    """Float [head_dim / 2] of the rope type, and the scaling of cosine and sine that goes with it."""
+    kind, dim = _rope(config), _head_dim(config)
+    if kind == "default":
+        theta = config.rope_parameters["rope_theta"]
+        return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    values, scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return values.float(), float(scaling)
+
+
+def rotation(values: Tensor, scaling: float, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, Float [positions, head_dim / 2], of `frequencies`."""
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * values[None]
     return angle.cos() * scaling, angle.sin() * scaling
 
 
-def _update(adapter: Adapter | None, name: str) -> tuple[Tensor, Tensor] | None:
-    """(down, up) of an adapter for a layer, the scale in `up`."""
-    pair = None if adapter is None else adapter.pairs.get(name)
-    return None if adapter is None or pair is None else (pair[0].float(), adapter.scale * pair[1].float())
-
-
-def _fused(parts: list[tuple[Any, tuple[Tensor, Tensor] | None]]) -> Weight:
+def _fused(tensors: Tensors, names: list[str], adapter: Adapter | None) -> Weight:
     """Linear layers of one input as one, each with its own low-rank update."""
-    layers = [layer for layer, _ in parts]
-    matrix = layers[0].weight.data if len(layers) == 1 else torch.cat([layer.weight.data for layer in layers])
-    bias = None
-    if any(layer.bias is not None for layer in layers):
+    each = [tensors[f"{name}.weight"] for name in names]
+    matrix, bias = each[0] if len(each) == 1 else torch.cat(each), None
+    if any(f"{name}.bias" in tensors for name in names):
+        none = [matrix.new_zeros(len(weight)) for weight in each]
         bias = torch.cat(
-            [matrix.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.data for layer in layers]
+            [tensors[f"{n}.bias"] if f"{n}.bias" in tensors else zeros for n, zeros in zip(names, none, strict=True)]
         )
-    if all(update is None for _, update in parts):
+    if adapter is None or not any(name in adapter.pairs for name in names):
         return Weight(matrix, bias)
-    none = [(matrix.new_zeros(0, matrix.shape[1]), matrix.new_zeros(len(layer.weight), 0)) for layer in layers]
-    updates = [update or empty for (_, update), empty in zip(parts, none, strict=True)]
-    return Weight(matrix, bias, torch.cat([down for down, _ in updates]), torch.block_diag(*(up for _, up in updates)))
+    downs, ups = [], []
+    for name, weight in zip(names, each, strict=True):
+        down, up = adapter.pairs.get(name, (weight.new_zeros(0, weight.shape[1]), weight.new_zeros(len(weight), 0)))
+        downs.append(down.float())
+        ups.append(adapter.scale * up.float())
+    return Weight(matrix, bias, torch.cat(downs), torch.block_diag(*ups))
+
+
+def _rope(config: Any) -> str:
+    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
 
 def _head_dim(config: Any) -> int:

@@ -1,0 +1,22 @@
+"""Timing that lets two things be compared: they take turns, and medians are compared."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_turn(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each candidate; each has run once before, and in every round each runs once."""
+    for work in candidates.values():
+        work()
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, work in candidates.items():
+            taken[name].append(seconds(work))
+    return {name: statistics.median(times) for name, times in taken.items()}

@@ -1,0 +1,51 @@
+"""Memory and start-up, each in a fresh process: what a user's first command costs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+PROBE = """
+import json, resource, sys
+import torch, transformers
+import unmask
+import unmask.model.native.backbone
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+before = peak()
+model = unmask.load(sys.argv[1], dtype=sys.argv[2] or None, batch_size=1)
+model.generate([[1, 2, 3] * 40], mode="ar", max_new_tokens=16, stop_ids=())
+shape = model.backbone.network.parts.shape
+cache = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim * 256
+print(json.dumps({"peak": peak() - before, "minimum": model.backbone.network.nbytes + cache}))
+"""
+
+
+def memory(ref: str, dtype: str | None) -> dict[str, float]:
+    """Bytes at the peak of loading and answering, over what the imports take, and the weights and cache held."""
+    done = _python("-c", PROBE, ref, dtype or "")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def first_token(ref: str, dtype: str | None) -> float:
+    """Seconds from the command to the first text of `unmask generate`, the best of three."""
+    command = [sys.executable, "-m", "unmask", "generate", "--model", ref, "--prompt", "Hi", "--max-new-tokens", "8"]
+    command += ["--dtype", dtype] if dtype else []
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            times.append(time.perf_counter() - began)
+            process.communicate()
+    return min(times)
+
+
+def _python(*arguments: str) -> Any:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=os.environ)
+    if done.returncode:
+        raise RuntimeError(f"a measuring process failed: {done.stderr.strip().splitlines()[-1:]}")
+    return done

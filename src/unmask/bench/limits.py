@@ -1,0 +1,46 @@
+"""What the machine can do at best: read memory, and multiply matrices."""
+
+from dataclasses import dataclass
+
+import torch
+
+from unmask.bench.clock import seconds
+
+SIDE = {torch.float32: 1536, torch.bfloat16: 1024}
+TRIES = 7
+
+
+@dataclass(frozen=True)
+class Limits:
+    """bandwidth: bytes per second of reading a buffer of the weights' size; peak_fp32, peak_bf16: operations per
+    second of a large matrix product. Each the best of several tries with all threads."""
+
+    bandwidth: float
+    peak_fp32: float
+    peak_bf16: float
+
+    def of_forward(self, nbytes: float, operations: float) -> float:
+        """Seconds that a forward takes at least: the larger of reading its bytes and doing its operations."""
+        return max(nbytes / self.bandwidth, operations / max(self.peak_fp32, self.peak_bf16))
+
+
+def measure_limits(nbytes: int) -> Limits:
+    """Limits of this machine, for a buffer of `nbytes`."""
+    return Limits(_bandwidth(nbytes), _peak(torch.float32), _peak(torch.bfloat16))
+
+
+def _bandwidth(nbytes: int) -> float:
+    buffer = torch.ones(nbytes // 4)
+    return buffer.nbytes / min(seconds(buffer.sum) for _ in range(TRIES))
+
+
+def _peak(dtype: torch.dtype) -> float:
+    """Without units for a type a product may be very slow, so the first try is small."""
+    n, best = 256, 0.0
+    while True:
+        a, b = torch.ones(n, n, dtype=dtype), torch.ones(n, n, dtype=dtype)
+        taken = min(seconds(lambda a=a, b=b: a @ b) for _ in range(TRIES))  # type: ignore[misc]
+        best = max(best, 2 * n**3 / taken)
+        if n >= SIDE[dtype] or taken > 0.2:
+            return best
+        n *= 2

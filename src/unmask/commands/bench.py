@@ -1,0 +1,34 @@
+"""How fast a model is here: forwards, answers by mode and batch size, memory and start, beside what else you could run.
+
+Everything is measured in one run and compared within it; the machine's own limits are measured first.
+"""
+
+import argparse
+from pathlib import Path
+
+from unmask.bench.settings import Bench
+from unmask.options import add_flags, given, read
+
+EXAMPLES = """examples:
+  unmask bench --out bench/
+  unmask bench --model demo --dtype int8 --batch 1,4 --out bench-int8/
+  unmask bench --quick --workload math --against transformers --out look/
+  unmask bench --against llama.cpp --gguf SmolLM2.gguf --dtype int8 --out peers/"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="demo", metavar="M", help="demo, a directory, a hub id, or a .gguf file")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the report goes")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "int8"], help="number type; default: the checkpoint's own")
+    add_flags(parser.add_argument_group("what is measured"), Bench)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = given(args, Bench)
+    if chosen.pop("quick", False):
+        chosen = {"rounds": 2, "max_new_tokens": 8, "context": "128,512", "batch": "1,2", "quick": True} | chosen
+    settings = read(Bench, chosen, flags=chosen)
+    from unmask.bench.run import bench
+
+    bench(args.model, settings, args.out, dtype=args.dtype)
+    return 0
