@@ -96,7 +96,8 @@ class Report:
             parts += [svg(*plot) for plot in section.plots]
         asked = json.dumps(dict(self.settings), default=str, indent=1)
         parts.append(f"<details><summary>settings</summary><pre>{html.escape(asked)}</pre></details>")
-        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{self.title}</title>'
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        head += f"<title>{html.escape(self.title)}</title>"
         head, body = f"<head>{head}<style>{STYLE}</style></head>", "".join(parts)
         return f'<!doctype html><html lang="en">{head}<body>{body}</body></html>'
 

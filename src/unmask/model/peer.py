@@ -33,8 +33,8 @@ class Peer:
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
                 max_new_tokens=max_new_tokens,
-                eos_token_id=list(stops),
-                pad_token_id=stops[0],
+                eos_token_id=list(stops) or None,
+                pad_token_id=stops[0] if stops else 0,
             )
             seconds = time.perf_counter() - began
         written = out[0, len(prompt) :].tolist()

@@ -8,7 +8,7 @@ from torch import Tensor
 from unmask.model.adapters import Adapter
 from unmask.model.backbone import Feed
 from unmask.model.native.build import NoKernel, library
-from unmask.model.native.cpu import WIDEST_GROUP, WIDEST_HEAD, CpuCache, CpuNetwork, parts_of, rough
+from unmask.model.native.cpu import WIDEST_GROUP, WIDEST_HEAD, CpuCache, CpuNetwork, parts_of, rough_parts
 from unmask.model.native.flat import flatten
 from unmask.model.native.shape import Tensors, shape_of, why_not
 
@@ -59,7 +59,7 @@ class NativeBackbone:
         if not self.apart(feed):
             return self.network
         if self.rough_network is None:
-            self.rough_network = CpuNetwork(rough(self.network.parts))
+            self.rough_network = CpuNetwork(rough_parts(self.network.parts))
         return self.rough_network
 
 

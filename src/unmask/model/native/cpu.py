@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from unmask.model.adapters import Adapter
 from unmask.model.native.build import library
 from unmask.model.native.flat import Flat
-from unmask.model.native.panels import KINDS, Panels, interleaved, merged, packed
+from unmask.model.native.panels import KINDS, Panels, interleaved, merged, packed, rough
 from unmask.model.native.shape import (
     EMBEDDING,
     NORM,
@@ -178,6 +179,7 @@ def parts_of(
     are rounded to 14 bits per token); norms, activations, keys, values and logits are float32.
     """
     panel, shape = library().unmask_panel(), shape_of(config, tensors)
+    head = packed(head_weight(config, tensors), kind, panel)  # the largest first, while nothing else is held
 
     def made(weight: Weight) -> Panels:
         return packed(merged(weight) if everywhere else weight, kind, panel)
@@ -193,20 +195,17 @@ def parts_of(
         for weights in layer_weights(config, tensors, adapter)
     ]
     embedding = None if is_tied(config) else _vector(tensors[EMBEDDING])
-    norm, head = _vector(tensors[NORM]), packed(head_weight(config, tensors), kind, panel)
+    norm = _vector(tensors[NORM])
     assert norm is not None
     return Parts(shape, kind, layers, norm, head, embedding, _vector(mask), *frequencies(config))
 
 
-def rough(parts: Parts) -> Parts:
+def rough_parts(parts: Parts) -> Parts:
     """The draft network in int8, its low-rank updates merged: for drafts that are checked."""
-    panel = library().unmask_panel()
-
-    def again(panels: Panels) -> Panels:
-        return packed(Weight(panels.dense(updated=True), panels.bias), "int8", panel)
-
+    again = partial(rough, panel=library().unmask_panel())
+    head = again(parts.head)
     layers = [Layer(layer.norms, *map(again, layer.matrices)) for layer in parts.layers]
-    return replace(parts, kind="int8", layers=layers, head=again(parts.head))
+    return replace(parts, kind="int8", layers=layers, head=head)
 
 
 def _vector(values: Tensor | None) -> Tensor | None:

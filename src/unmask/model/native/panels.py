@@ -1,5 +1,6 @@
 """Matrices as the kernel reads them: panels of outputs, input after input (the forms are described in kernel.c)."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,8 @@ from torch.nn import functional
 
 from unmask.model.native.shape import Weight
 
+PIECE = 64
+"""Panels that are packed or unpacked at a time."""
 KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 """How weights are stored, and the kernel's number for it."""
 
@@ -33,27 +36,56 @@ class Panels:
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.weight, self.scale, self.bias, self.down, self.up) if t is not None]
 
+    def pieces(self, *, updated: bool = False) -> Iterator[Tensor]:
+        """Float32 [PIECE panels of outputs, in] one after the other, with the low-rank update where `updated`."""
+        down = None if self.down is None or not updated else _unpack("fp32", self.down)[: self.rank]
+        for first in range(0, len(self.weight), PIECE):
+            matrix = _unpack(self.kind, self.weight[first : first + PIECE])
+            start = first * (len(matrix) // len(self.weight[first : first + PIECE]))
+            stop = min(start + len(matrix), self.out)
+            matrix = matrix[: stop - start]
+            if self.scale is not None:
+                matrix = matrix * self.scale[start:stop, None]
+            if down is not None and self.up is not None:
+                matrix = matrix + _unpack("fp32", self.up[first : first + PIECE])[: stop - start] @ down
+            yield matrix
+
     def dense(self, *, updated: bool = False) -> Tensor:
         """Float32 [out, in], with the low-rank update where `updated`."""
-        matrix = _unpack(self.kind, self.weight)[: self.out]
-        if self.scale is not None:
-            matrix = matrix * self.scale[:, None]
-        if updated and self.down is not None and self.up is not None:
-            matrix = matrix + _unpack("fp32", self.up)[: self.out] @ _unpack("fp32", self.down)[: self.rank]
-        return matrix
+        return torch.cat(list(self.pieces(updated=updated)))
 
 
 def packed(weight: Weight, kind: str, panel: int) -> Panels:
     """A layer in panels of `panel` outputs."""
-    matrix, scale = weight.matrix.float(), None
-    out, inputs = matrix.shape
-    if kind == "int8":
-        scale = (matrix.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        matrix = (matrix / scale[:, None]).round()
+    out, inputs = weight.matrix.shape
+    pieces = (piece.float() for piece in weight.matrix.split(PIECE * panel))
     down, up = (None if part is None else _pack("fp32", part.float(), panel) for part in (weight.down, weight.up))
     bias = None if weight.bias is None else weight.bias.float().contiguous()
     rank = 0 if weight.down is None else len(weight.down)
-    return Panels(kind, _pack(kind, matrix, panel), scale, bias, down, up, inputs, out, rank)
+    return Panels(kind, *_pack_pieces(pieces, kind, panel, out), bias, down, up, inputs, out, rank)
+
+
+def rough(panels: Panels, panel: int) -> Panels:
+    """The same layer in int8, its low-rank update merged."""
+    held = _pack_pieces(panels.pieces(updated=True), "int8", panel, panels.out)
+    return Panels("int8", *held, panels.bias, None, None, panels.inputs, panels.out, 0)
+
+
+def _pack_pieces(pieces: Iterable[Tensor], kind: str, panel: int, out: int) -> tuple[Tensor, Tensor | None]:
+    """(weight, scale) of rows that come in pieces of whole panels, so that little is held twice at a time."""
+    held, scale, at = None, torch.empty(out) if kind == "int8" else None, 0
+    for piece in pieces:
+        if scale is not None:
+            own = scale[at : at + len(piece)]
+            own.copy_(torch.maximum(piece.amax(1), -piece.amin(1)) / 127).clamp_min_(torch.finfo(torch.float32).tiny)
+            piece = (piece / own[:, None]).round_()
+        part = _pack(kind, piece, panel)
+        if held is None:
+            held = part.new_empty(-(-out // panel), *part.shape[1:])
+        held[at // panel : at // panel + len(part)] = part
+        at += len(piece)
+    assert held is not None
+    return held, scale
 
 
 def merged(weight: Weight) -> Weight:

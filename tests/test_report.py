@@ -1,0 +1,48 @@
+import json
+import sys
+
+import pytest
+
+from unmask.errors import CheckpointError
+from unmask.report import Report, Section, shown, svg
+
+
+def section():
+    made = Section("Speed & size", "What it is.", ("n", "ours", "theirs"))
+    made.row(1, 2.0, None)
+    made.row(2, 1234.5, 0.123456)
+    made.figures["speed"] = 2.0
+    made.plot("n", ("ours", "theirs"))
+    return made
+
+
+def test_missing_cells_are_left_out_of_plots():
+    assert section().plots == [
+        ("Speed & size", "n", {"ours": [(1.0, 2.0), (2.0, 1234.5)], "theirs": [(2.0, 0.123456)]}, False)
+    ]
+
+
+def test_cells_as_people_read_them():
+    assert [shown(cell) for cell in (None, 1234.5, 0.123456, 3, "x")] == ["–", "1234", "0.123", "3", "x"]
+
+
+def test_three_files_and_markup_is_escaped(tmp_path):
+    report = Report("a <b>", {"cores": 2}, {"model": "<script>"})
+    report.add(section())
+    report.write(tmp_path / "new" / "out")
+    content = json.loads((tmp_path / "new/out/report.json").read_text())
+    assert content["figures"] == {"speed": 2.0} and content["machine"] == {"cores": 2}
+    page = (tmp_path / "new/out/report.html").read_text()
+    assert "Speed &amp; size" in page and "<script>" not in page and "a &lt;b&gt;" in page and "<b>" not in page
+    assert "| 2 | 1234 | 0.123 |" in (tmp_path / "new/out/report.md").read_text()
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot write the report to .*file"):
+        Report("t", {}, {}).write(tmp_path / "file")
+
+
+def test_without_matplotlib_the_page_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'unmask[bench]'" in svg("t", "x", {"a": [(1.0, 2.0)]}, False)
