@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check lint docs clean
+.PHONY: demo test check lint docs bench clean
 
 demo: $(READY)        ## the main job: three modes side by side on the default model
 	$(BIN)/unmask demo
@@ -16,6 +16,9 @@ lint: $(READY)        ## style, types
 	$(BIN)/mypy
 
 check: lint test      ## what CI runs
+
+bench: $(READY)       ## speed and memory of the default model on this machine, into bench/out
+	$(BIN)/unmask bench --out bench/out
 
 docs: $(READY)        ## redraw the pictures of the masks from the code
 	$(BIN)/python docs/draw_masks.py

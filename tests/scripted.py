@@ -28,7 +28,7 @@ class ScriptedBackbone:
     `calls` keeps every forward as a list of (who, feed).
     """
 
-    name, ragged = "scripted", False
+    name, ragged, gates = "scripted", False, False
 
     def __init__(self, script: Script, vocab_size: int = 64, max_positions: int = 4096) -> None:
         self.script, self.vocab_size, self.max_positions = script, vocab_size, max_positions

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, native, tiny_model
+from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, native, on_gpu, tiny_model
 
 from unmask.config import BlockSpec, Decoding
 from unmask.core.propose import propose
@@ -29,7 +29,9 @@ MODELS = [tiny_model(seed) for seed in range(3)]
 ADAPTER = low_rank(MODELS[0])
 BACKBONES = [UniversalBackbone(model, mask_id=MASK) for model in MODELS]
 TWO = UniversalBackbone(MODELS[0], merged(MODELS[0], ADAPTER), mask_id=MASK)  # drafts have adapters of their own
-TWO_NATIVE = native(MODELS[0], mask=MODELS[0].get_input_embeddings().weight[MASK], adapter=ADAPTER)
+TWO_NATIVE, TWO_GPU = (
+    make(MODELS[0], mask=MODELS[0].get_input_embeddings().weight[MASK], adapter=ADAPTER) for make in (native, on_gpu)
+)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -97,10 +99,12 @@ def test_schedule_fused_at_block_size_1_is_ar():
         assert fused.forwards == 20
 
 
+@pytest.mark.parametrize("backbone", ["cpu", "gpu"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached):
+def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached, backbone):
     """Adapters act on the open block of a forward and not on the block that it commits."""
-    single = {"spec": DRAFT, "backbone": TWO_NATIVE}
+    chosen = {"cpu": TWO_NATIVE, "gpu": TWO_GPU}[backbone]
+    single = {"spec": DRAFT, "backbone": chosen}
     requests = [
         Request(
             prompt_of(n), Decoding(mode=mode, schedule=schedule, sub_block_cache=cached, max_new_tokens=23, stop_ids=())
@@ -113,7 +117,7 @@ def test_schedule_fused_on_drafts_of_their_own_and_beside_other_rows(cached):
             (3, "ar", "reference"),
         )
     ]
-    together = answers(requests, DRAFT, TWO_NATIVE, batch_size=3)
+    together = answers(requests, DRAFT, chosen, batch_size=3)
     alone = [answers([request], **single)[0] for request in requests]
     assert [a.token_ids for a in together] == [a.token_ids for a in alone]
     assert [a.forwards_by_kind for a in together] == [a.forwards_by_kind for a in alone]

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from unmask.model.adapters import Adapter
 from unmask.model.native.backbone import NativeBackbone
+from unmask.model.native.gpu import GpuBackbone
 from unmask.model.tensors import ModelTensors
 
 END, TURN, TURN_END, PAD, MASK, VOCAB = 256, 257, 258, 259, 260, 261
@@ -48,6 +49,11 @@ def tiny_model(seed: int = 0, **changes: Any) -> Qwen2ForCausalLM:
 def native(model: Any, **how: Any) -> NativeBackbone:
     """The native backbone of a transformers model in memory; in float32 unless said."""
     return NativeBackbone(model.config, ModelTensors(model), **{"kind": "fp32", **how})
+
+
+def on_gpu(model: Any, device: str = "cpu", dtype: torch.dtype = torch.float32, **how: Any) -> GpuBackbone:
+    """The native backbone in PyTorch's operators, on a CPU unless said."""
+    return GpuBackbone(model.config, ModelTensors(model), dtype=dtype, device=torch.device(device), **how)
 
 
 def low_rank(model: Any, seed: int = 3) -> Adapter:

@@ -148,12 +148,12 @@ class Engine:
         """Admit what fits, then take every live row one forward further, or two where a draft is then committed.
 
         Rows that want the same kind of forward share it, and a row that drafted joins the clean forward of the same
-        step, so rows that draft and check stay in phase whenever they came. A ragged backbone takes rows in any state
-        into one forward, but for feeds that it computes apart.
+        step, so rows that draft and check stay in phase whenever they came. A backbone that gates takes rows in any
+        state into one forward, but for feeds that it computes apart and, unless it is ragged, for prompts.
         """
         self._admit()
         events: list[Event] = []
-        for kind in ("apart", "any") if self.backbone.ragged else ("prefill", "checked draft", "draft", "clean"):
+        for kind in ("prefill", "apart", "any", "checked draft", "draft", "clean"):
             group = [live for live in self.live if self._group(live.step) == kind]
             for part in _alike(group) if kind == "prefill" else [group] if group else []:
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
@@ -246,7 +246,7 @@ class Engine:
 
     def _may_fuse(self) -> bool:
         """Whether committed and drafted tokens can share a forward: not where two networks compute them."""
-        return self.backbone.ragged or self.spec is None or self.spec.adapter_scope == "all"
+        return self.backbone.gates or self.spec is None or self.spec.adapter_scope == "all"
 
     def _need(self, row: Row) -> int:
         """Positions that a row may touch: prompt and answer, and what the last block has beyond them."""
@@ -273,10 +273,10 @@ class Engine:
         """Which forward a step can share: where feeds are padded, prompts are long, and drafts may need adapters."""
         if step is None:
             return None
-        if self.backbone.ragged:
-            return "apart" if self.backbone.apart(step.feed) else "any"
-        if step.kind == "prefill":
+        if step.kind == "prefill" and not self.backbone.ragged:
             return "prefill"
+        if self.backbone.gates:
+            return "apart" if self.backbone.apart(step.feed) else "any"
         if step.feed.draft:
             return "checked draft" if step.feed.checked else "draft"
         return "clean"

@@ -37,13 +37,14 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     expected |= {f"{mode}_tokens_per_forward_{name}" for mode in ("threshold", "verified") for name in WORKLOADS}
     expected |= {f"verified_tokens_per_pair_{name}" for name in WORKLOADS}
     expected |= {"ar_vs_transformers_batch1", "ar_batch16_vs_batch1", "memory_vs_minimum", "first_token_seconds"}
+    expected |= {"int8_vs_bf16", "int8_loss", "bf16_loss", "fp32_loss"}
     expected |= {"bandwidth", "peak_fp32", "context_ms_per_1000", "verified_native_vs_universal"}
     assert expected <= set(figures) and all(value > 0 for name, value in figures.items() if "context" not in name)
     assert figures["memory_vs_minimum"] == 1.5 and figures["ar_vs_ar_batch16"] == 1.0
     assert {"processor", "threads", "torch"} <= set(report["machine"])
     assert report["settings"]["batch"] == "1,16"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<svg") == 3 and page.count("<table") == 7 and "http://www.w3.org" in page
+    assert page.count("<svg") == 3 and page.count("<table") == 8 and "http://www.w3.org" in page
     assert "src=" not in page and "<link" not in page and "<script" not in page
     assert "| positions | unmask ms |" in (tmp_path / "out" / "report.md").read_text()
     assert "wrote" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import on_gpu
 
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine, Request
@@ -23,6 +24,9 @@ MASK = 511
 def engine_parts(name: str, backbone: str) -> tuple[Any, BlockSpec]:
     loaded = load_checkpoint(FOLDER / name, mask_id=MASK)
     assert loaded.spec is not None and (loaded.spec.context, loaded.spec.block_size) == ("block", 32)
+    if backbone == "gpu":
+        mask = loaded.model.get_input_embeddings().weight[MASK]
+        return on_gpu(loaded.model, mask=mask), loaded.spec
     made = backbone_for(loaded, backbone)
     assert made.name == backbone
     return made, loaded.spec
@@ -57,7 +61,7 @@ def decode(traces: list[dict], batch_size: int, backbone: str) -> None:
         assert answer.positions_computed == trace["positions_computed"]
 
 
-each_backbone = pytest.mark.parametrize("backbone", ["universal", "native"])
+each_backbone = pytest.mark.parametrize("backbone", ["universal", "native", "gpu"])
 
 
 @each_backbone

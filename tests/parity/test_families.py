@@ -4,7 +4,7 @@ the same ones for the native backbone, family by family that it runs."""
 import pytest
 import torch
 from families import FAMILIES, family_model
-from tiny import native
+from tiny import native, on_gpu
 
 from unmask.core.noise import seeded
 from unmask.model.backbone import Feed
@@ -15,13 +15,16 @@ from unmask.model.universal import UniversalBackbone
 MASK, SIZE = 260, 4
 NATIVE = [name for name in FAMILIES if name.partition("-")[0] in ("llama", "qwen2", "qwen3", "mistral")]
 each_backbone = pytest.mark.parametrize(
-    "kind, family", [("universal", name) for name in FAMILIES] + [("native", name) for name in NATIVE]
+    "kind, family",
+    [("universal", name) for name in FAMILIES] + [(kind, name) for name in NATIVE for kind in ("native", "gpu")],
 )
 
 
 def decoding(kind, model):
     if kind == "universal":
         return UniversalBackbone(model, mask_id=MASK)
+    if kind == "gpu":
+        return on_gpu(model, mask=model.get_input_embeddings().weight[MASK])
     return native(model, mask=model.get_input_embeddings().weight[MASK])
 
 

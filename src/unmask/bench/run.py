@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from unmask.api import Model, load
-from unmask.bench import answers, footprint, forwards
+from unmask.bench import answers, footprint, forwards, types
 from unmask.bench.limits import Limits, measure_limits
 from unmask.bench.settings import Bench
 from unmask.demo import machine
@@ -53,6 +53,9 @@ def _sections(model: Model, ref: str, settings: Bench, dtype: str | None, say: S
         limit = min(settings.max_new_tokens, 24)
         theirs = answers.by_mode_alone(other, modes, prompts, limit)
         yield universal_section(theirs, answers.by_mode_alone(model, modes, prompts, limit))
+    if model.tokenizer is not None:
+        say("number types …")
+        yield types_section(types.by_type(ref, answers.prompts_of("math")[:3], settings.max_new_tokens))
     say("memory and first token …")
     yield footprint_section(footprint.memory(ref, dtype), footprint.first_token(ref, dtype))
 
@@ -188,6 +191,21 @@ def universal_section(theirs: dict[str, float], ours: dict[str, float]) -> Secti
     for mode, rate in theirs.items():
         section.row(mode, ours[mode], rate, ours[mode] / rate)
         section.figures[f"{mode}_native_vs_universal"] = ours[mode] / rate
+    return section
+
+
+def types_section(rows: list[dict[str, Any]]) -> Section:
+    section = Section(
+        "Number types",
+        "Mode ar at batch 1, prompt by prompt in turn; nats per token of docstrings of the standard library.",
+        ("type", "tok/s", "loss", "weights, MB"),
+    )
+    by = {row["type"]: row for row in rows}
+    for row in rows:
+        section.row(row["type"], row["rate"], f"{row['loss']:.4f}", row["bytes"] / 1e6)
+        section.figures[f"{row['type']}_loss"] = row["loss"]
+    section.figures["int8_vs_bf16"] = by["int8"]["rate"] / by["bf16"]["rate"]
+    section.figures["bf16_vs_fp32"] = by["bf16"]["rate"] / by["fp32"]["rate"]
     return section
 
 

@@ -56,26 +56,28 @@ class Cache(Protocol):
 class Backbone(Protocol):
     """A network that decodes. Implementations: `UniversalBackbone`, `NativeBackbone`, a scripted one in the tests.
 
-    ragged: whether feeds of any width, some of them drafts, may share a forward at no cost; else they are padded.
+    ragged: whether feeds of any width share a forward at no cost; else the shorter ones are padded.
+    gates: whether drafts and committed tokens may share a forward, the draft adapters acting on the former only.
     """
 
     vocab_size: int
     max_positions: int
     name: str
     ragged: bool
+    gates: bool
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """Buffers for `rows` rows of `capacity` positions; contents are undefined but finite."""
         ...
 
     def apart(self, feed: Feed) -> bool:
-        """Whether a ragged backbone computes this feed by itself; the others ask by `draft` and `checked`."""
+        """Whether a backbone that gates computes this feed with other weights, and so in a forward of its own."""
         ...
 
     def forward(self, cache: Cache, rows: list[int], feeds: list[Feed]) -> Tensor:
         """Run one forward over `feeds`, the i-th for cache row `rows[i]`.
 
-        All feeds agree on `draft` and `checked`, or, where the backbone is ragged, on being `apart`.
+        All feeds agree on `draft` and `checked`, or, where the backbone gates, on being `apart`.
 
         Returns float logits [reads, vocab], the reads of the first feed first. Writes keys and values in place.
         """

@@ -7,6 +7,7 @@ from torch import Tensor
 from unmask.errors import UnsupportedModelError
 from unmask.model.checkpoint import Checkpoint
 from unmask.model.native.backbone import KIND_OF, NativeBackbone, why_not_native
+from unmask.model.native.gpu import GpuBackbone
 from unmask.model.native.shape import EMBEDDING
 from unmask.model.sources import Say, say_on_stderr
 from unmask.model.universal import UniversalBackbone
@@ -21,15 +22,10 @@ def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say
     matrices in bytes, which only the native backbone does; UnsupportedModelError where it cannot run the model.
     """
     reason = "it was asked for" if wanted == "universal" else _why_not_native(checkpoint)
+    if int8 and checkpoint.device.type != "cpu":
+        reason = "int8 weights are for CPUs; use --dtype bf16 on a GPU"
     if reason is None:
-        return NativeBackbone(
-            checkpoint.config,
-            checkpoint.tensors,
-            kind="int8" if int8 else KIND_OF[checkpoint.dtype],
-            mask=_mask(checkpoint),
-            adapter=checkpoint.adapter,
-            everywhere=not checkpoint.drafts,
-        )
+        return _native(checkpoint, int8)
     network = checkpoint.model  # whatever is wrong with it comes first
     if int8:
         raise UnsupportedModelError(f"dtype int8 needs the native backbone, which cannot run this model here: {reason}")
@@ -37,6 +33,16 @@ def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say
         say(f"note: backbone universal, since {reason}")
     mask_id, vector = None if checkpoint.spec is None else checkpoint.spec.mask_id, checkpoint.mask_vector
     return UniversalBackbone(network, checkpoint.draft_model, mask_id=mask_id, mask_vector=vector)
+
+
+def _native(checkpoint: Checkpoint, int8: bool) -> NativeBackbone | GpuBackbone:
+    config, tensors, device = checkpoint.config, checkpoint.tensors, checkpoint.device
+    mask, adapter, everywhere = _mask(checkpoint), checkpoint.adapter, not checkpoint.drafts
+    if device.type == "cpu":
+        kind = "int8" if int8 else KIND_OF[checkpoint.dtype]
+        return NativeBackbone(config, tensors, kind=kind, mask=mask, adapter=adapter, everywhere=everywhere)
+    dtype = checkpoint.dtype
+    return GpuBackbone(config, tensors, dtype=dtype, device=device, mask=mask, adapter=adapter, everywhere=everywhere)
 
 
 def _why_not_native(checkpoint: Checkpoint) -> str | None:

@@ -25,7 +25,7 @@ class UniversalBackbone:
     one of its rows. mask_id None: a plain model, which is never fed a masked slot.
     """
 
-    name, ragged = "universal", False
+    name, ragged, gates = "universal", False, False
 
     def __init__(
         self, model: Any, draft_model: Any | None = None, *, mask_id: int | None, mask_vector: Tensor | None = None

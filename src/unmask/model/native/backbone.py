@@ -26,7 +26,7 @@ class NativeBackbone:
     checked are computed in int8, from a second copy of the weights that is made at the first of them.
     """
 
-    name, ragged = "native", True
+    name, ragged, gates = "native", True, True
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ def why_not_native(config: Any, tensors: Tensors, adapter: Adapter | None, devic
     if reason is not None:
         return reason
     if device.type != "cpu":
-        return "it is on a GPU"
+        return None
     shape = shape_of(config, tensors)
     if shape.heads > WIDEST_GROUP * shape.kv_heads or shape.head_dim > WIDEST_HEAD:
         return f"heads of {shape.head_dim} in groups of {shape.heads // shape.kv_heads} are too wide for the kernel"
