@@ -20,6 +20,7 @@ import unmask.api
 from unmask.cli import COMMANDS, main
 from unmask.config import BlockSpec
 from unmask.model.checkpoint import save_full
+from unmask.model.native import build
 
 GOLDEN = Path(__file__).parent / "golden"
 TRACES = [json.loads(line) for line in (GOLDEN / "decode.jsonl").read_text().splitlines()]
@@ -414,8 +415,23 @@ def test_the_papers_form_through_the_command_line(cli, plain, tmp_path):
 def test_doctor_tells_about_machine_and_model(cli, causal):
     code, out, err = cli("doctor", "--model", causal)
     assert (code, err) == (0, "")
-    for word in ("cores", "memory free", "torch", "demo base", "qwen2", "fits            yes"):
+    for word in ("cores", "memory free", "torch", "demo base", "qwen2", "fits            yes", "native backbone ready"):
         assert word in out
+
+
+def test_without_a_compiler_doctor_says_so_and_models_run_on_the_universal_backbone(cli, causal, monkeypatch, tmp_path):
+    monkeypatch.setenv("UNMASK_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    build.library.cache_clear()
+    code, out, _ = cli("doctor")
+    assert code == 0 and "native backbone no: there is no C compiler (cc, gcc, clang); install one, or set CC" in out
+    words = ("generate", "--model", causal, "--prompt", "hi", "--max-new-tokens", "5", "--mode", "ar")
+    code, out, err = cli(*words, "--backbone", "native")
+    assert code == 0 and err.startswith("note: backbone universal, since there is no C compiler")
+    fails(cli(*words, "--dtype", "int8"), "dtype int8 needs the native backbone, which cannot run this model here")
+    monkeypatch.undo()
+    assert cli(*words)[:2] == (0, out)  # the same text from the native one
 
 
 def test_our_own_fault_is_exit_code_1_with_a_hint(cli, monkeypatch):

@@ -123,7 +123,7 @@ def load(
         raise ConfigError(f"batch_size is {batch_size}; allowed: at least 1")
     int8 = dtype == "int8"
     kind, where = None if int8 else dtype, device_named(device)
-    checkpoint = load_checkpoint(ref, dtype=kind, device=where, mask_id=mask_id, base=base, lightly=True)
+    checkpoint = load_checkpoint(ref, dtype=kind, device=where, mask_id=mask_id, base=base, lightly=True, int8=int8)
     return Model(checkpoint, backbone_for(checkpoint, backbone, int8=int8), batch_size)
 
 

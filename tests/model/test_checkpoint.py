@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import MASK, byte_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+import unmask
 from unmask.config import BlockSpec
 from unmask.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from unmask.model import files, hf
@@ -392,8 +393,16 @@ def test_a_model_larger_than_memory_is_refused_with_both_numbers(plain, monkeypa
     monkeypatch.setattr(hf, "available_memory", lambda device: 100_000)
     with pytest.raises(CapacityError, match=r"needs 0\.0 GB .* 0\.0 GB are free on cpu"):
         load_checkpoint(plain)
+    values = files.inspect_weights(plain).values
+    monkeypatch.setattr(hf, "available_memory", lambda device: 2 * values)
+    with pytest.raises(CapacityError, match=r"weights in float32.*--dtype bf16 or int8"):
+        unmask.load(plain)
+    assert unmask.load(plain, dtype="int8").backbone.kind == "int8"  # a byte each fits
+    monkeypatch.setattr(hf, "available_memory", lambda device: values - 1)
+    with pytest.raises(CapacityError, match=r"weights in int8.* use a smaller model"):
+        unmask.load(plain, dtype="int8")
     monkeypatch.undo()
-    needed = files.inspect_weights(plain).values * 4
+    needed = values * 4
     assert files.available_memory(torch.device("cpu")) > needed
 
 

@@ -46,6 +46,18 @@ def _machine() -> Iterator[str]:
         yield f"gpu {n}           {torch.cuda.get_device_name(n)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     if not torch.cuda.is_available():
         yield "gpu             none"
+    yield f"native backbone {_kernel()}"
+
+
+def _kernel() -> str:
+    """Whether the kernel of the native backbone can be had; compiles it where it has not been."""
+    from unmask.model.native.build import NoKernel, library
+
+    try:
+        library()
+    except NoKernel as e:
+        return f"no: {e}; the universal one runs instead, slower"
+    return "ready"
 
 
 def _packages() -> Iterator[str]:

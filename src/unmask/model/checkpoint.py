@@ -90,20 +90,22 @@ def load_checkpoint(
     mask_id: int | None = None,
     base: str | None = None,
     lightly: bool = False,
+    int8: bool = False,
 ) -> Checkpoint:
     """Load a model reference (see `sources`). dtype None keeps the checkpoint's own.
 
     lightly: leave the network for later, and transformers' models unimported, where the config can be read without.
+    int8: the weights will be held in bytes, so that less memory has to be free.
 
     mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
     Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
     """
     kind, where, path = _dtype(dtype), device_named(device), locate(str(ref))
     if adapters.is_adapter(path):
-        return _load_adapter(str(ref), path, kind, where, mask_id, base, lightly)
+        return _load_adapter(str(ref), path, kind, where, mask_id, base, lightly, int8)
     if base is not None:
         raise ConfigError(f"{ref} is not an adapter, so it takes no base")
-    return _load_full(str(ref), path, kind, where, mask_id, lightly)
+    return _load_full(str(ref), path, kind, where, mask_id, lightly, int8)
 
 
 def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
@@ -178,7 +180,13 @@ def base_digest(directory: Path) -> str:
 
 
 def _load_full(
-    ref: str, path: Path, dtype: torch.dtype | None, device: torch.device, mask_id: int | None, lightly: bool
+    ref: str,
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    mask_id: int | None,
+    lightly: bool,
+    int8: bool,
 ) -> Checkpoint:
     config = light_config(path) if lightly else None
     if config is None:
@@ -187,7 +195,7 @@ def _load_full(
     spec = read_spec(path, config, tokenizer, mask_id)
     weights = inspect_weights(path)
     own = dtype or weights.dtype
-    check_fits(weights, own, device, path)
+    check_fits(weights, own, device, path, int8=int8)
     declared = declared_stops(config, tokenizer, generation_settings(path))
     stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     checkpoint = Checkpoint(
@@ -227,6 +235,7 @@ def _load_adapter(
     mask_id: int | None,
     base: str | None,
     lightly: bool,
+    int8: bool,
 ) -> Checkpoint:
     about = read_json(path / adapters.SPEC)
     spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
@@ -236,7 +245,7 @@ def _load_adapter(
     if base is None:
         _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
-    on = _load_full(ref, origin, dtype, device, None, lightly)
+    on = _load_full(ref, origin, dtype, device, None, lightly, int8)
     adapters.check_fits(adapter, on.tensors)
     plain = (lambda: on.model) if "model" in vars(on) else on.network
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)

@@ -140,13 +140,20 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
     return model.to(device).eval()
 
 
-def check_fits(weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path) -> None:
-    """Raise CapacityError, with both numbers, when the weights alone exceed what is free on the device."""
-    needed, free = weights.values * dtype.itemsize, available_memory(device)
+def check_fits(
+    weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path, *, int8: bool = False
+) -> None:
+    """Raise CapacityError, with both numbers, when the weights alone exceed what is free on the device.
+
+    int8: they will be held in bytes, whatever their `dtype`.
+    """
+    needed, free = weights.values * (1 if int8 else dtype.itemsize), available_memory(device)
     if free is not None and needed > free:
+        name = "int8" if int8 else str(dtype).removeprefix("torch.")
+        smaller = "a smaller model" if int8 else "a smaller type (--dtype bf16 or int8) or a smaller model"
         raise CapacityError(
-            f"{directory} needs {needed / 1e9:.1f} GB for its weights in {str(dtype).removeprefix('torch.')}, "
-            f"{free / 1e9:.1f} GB are free on {device}; use a smaller type (--dtype bf16) or a smaller model"
+            f"{directory} needs {needed / 1e9:.1f} GB for its weights in {name}, "
+            f"{free / 1e9:.1f} GB are free on {device}; use {smaller}"
         )
 
 

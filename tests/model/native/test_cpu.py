@@ -94,7 +94,7 @@ def test_the_number_of_threads_changes_no_bit(kind):
 
 def test_vectors_of_another_width_give_the_same_numbers(monkeypatch):
     """The form for processors with wider vectors, compiled for this one."""
-    wide = library(print, "-DWIDTH=16")
+    wide = library(print, "-DWIDTH=16", "-O1")
     assert wide.unmask_panel() == 32
     monkeypatch.setattr(cpu, "library", lambda: wide)
     tokens = text(150, 7)

@@ -14,7 +14,7 @@ from pathlib import Path
 from unmask.model.sources import Say, home, say_on_stderr
 
 SOURCE = Path(__file__).with_name("kernel.c")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fPIC")
+FLAGS = ("-O2", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
 
 
