@@ -29,15 +29,14 @@ def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
     if file.is_file():
         with contextlib.suppress(OSError):  # one that was damaged is made again
             return ctypes.CDLL(str(file))
-    say("compiling the CPU kernel once (a few seconds)")
-    _compile(file, options)
+    _compile(file, options, say)
     try:
         return ctypes.CDLL(str(file))
     except OSError as e:
         raise NoKernel(f"the kernel cannot be loaded ({e})") from None
 
 
-def _compile(file: Path, options: tuple[str, ...]) -> None:
+def _compile(file: Path, options: tuple[str, ...], say: Say) -> None:
     """Compile beside `file` and rename, so that two processes at once do no harm.
 
     The OpenMP functions stay undefined: they are found in the library that PyTorch has loaded, so that both use one
@@ -46,6 +45,7 @@ def _compile(file: Path, options: tuple[str, ...]) -> None:
     compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
         raise NoKernel(f"there is no C compiler ({', '.join(COMPILERS)}); install one, or set CC")
+    say("compiling the CPU kernel once (a few seconds)")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
