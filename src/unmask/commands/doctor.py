@@ -54,7 +54,7 @@ def _kernel() -> str:
     from unmask.model.native.build import NoKernel, library
 
     try:
-        library()
+        library(lambda line: None)
     except NoKernel as e:
         return f"no: {e}; the universal one runs instead, slower"
     return "ready"
