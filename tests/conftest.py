@@ -8,7 +8,10 @@ torch.set_num_threads(1)
 
 from tiny import MASK, byte_tokenizer, tiny_model  # noqa: E402
 
+from unmask.model.native.build import library  # noqa: E402
 from unmask.model.universal import UniversalBackbone  # noqa: E402
+
+library(lambda line: None)  # compiled before any test looks at what is printed
 
 
 @pytest.fixture(scope="session")
