@@ -6,8 +6,6 @@ the autoregressive mode.
 """
 
 import json
-import os
-import platform
 import textwrap
 import time
 from collections import Counter
@@ -17,12 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unmask.api import Model, load
 from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
 from unmask.model.peer import Peer
+from unmask.report import machine
 
 LIMIT = 24
 Say = Callable[[str], None]
@@ -246,28 +243,6 @@ def _about(model: Model) -> str:
         f"{model.checkpoint.ref}: {model.checkpoint.parameters / 1e6:.0f}M parameters, blocks of "
         f"{spec.block_size}, context {spec.context}, adapter on {spec.adapter_scope}, backbone {model.backbone.name}"
     )
-
-
-def machine() -> dict[str, Any]:
-    """What a figure was measured on."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def _processor() -> str:
-    """The processor's name; Python leaves it empty on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -6,10 +6,14 @@ Every report has flat `figures` (name to number), tables to read and plots to lo
 import html
 import io
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from unmask.errors import CheckpointError
 
@@ -133,6 +137,28 @@ def svg(title: str, x: str, series: Series, log: bool) -> str:
     figure.savefig(buffer, format="svg")
     drawn = buffer.getvalue()
     return drawn[drawn.index("<svg") :]
+
+
+def machine() -> dict[str, Any]:
+    """What a figure was measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name; Python leaves it empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

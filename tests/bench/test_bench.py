@@ -67,7 +67,7 @@ def test_bad_settings_are_one_line(words, said, tmp_path, capsys):
 
 def test_lists_are_sorted_and_each_named_once():
     assert Bench(batch="16, 1,4,4").numbers("batch") == [1, 4, 16]
-    assert Bench(modes="verified,ar,verified").names("modes", ("ar", "verified")) == ["verified", "ar"]
+    assert Bench(modes="verified,ar,verified").names("modes") == ["verified", "ar"]
     with pytest.raises(ConfigError):
         Bench(context="-1")
 

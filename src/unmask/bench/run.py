@@ -10,14 +10,11 @@ from unmask.api import Model, load
 from unmask.bench import answers, footprint, forwards, types
 from unmask.bench.limits import Limits, measure_limits
 from unmask.bench.settings import Bench
-from unmask.demo import machine
 from unmask.errors import UnsupportedModelError
 from unmask.model.peer import Peer
-from unmask.report import Report, Section
+from unmask.report import Report, Section, machine
 
 Say = Callable[[str], None]
-PEER_DTYPE = {None: None, "int8": None}
-"""transformers holds no weights in bytes the way we do: it runs the checkpoint's own type beside int8."""
 
 
 def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say: Say = print) -> Report:
@@ -36,10 +33,13 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
 
 def _sections(model: Model, ref: str, settings: Bench, dtype: str | None, say: Say) -> Iterator[Section]:
     """Each part of the report as it is measured."""
-    against, rounds = settings.names("against", ("transformers", "llama.cpp", "universal", "none")), settings.rounds
+    against, rounds = settings.names("against"), settings.rounds
+    theirs = (
+        None if dtype == "int8" else dtype
+    )  # the others hold no weights in bytes: they run the checkpoint's own type
     limits = measure_limits(model.backbone.network.nbytes)
     yield limits_section(limits, model)
-    peer = Peer(ref, PEER_DTYPE.get(dtype, dtype)) if "transformers" in against else None
+    peer = Peer(ref, theirs) if "transformers" in against else None
     say(f"forwards behind {settings.prefix} positions …")
     rows = forwards.by_positions(model.backbone, peer, limits, settings.numbers("positions"), settings.prefix, rounds)
     yield forwards_section(rows)
@@ -48,11 +48,11 @@ def _sections(model: Model, ref: str, settings: Bench, dtype: str | None, say: S
     yield from _answers(model, peer, settings, against, say)
     if "universal" in against:
         say("the universal backbone …")
-        other = load(ref, dtype=PEER_DTYPE.get(dtype, dtype), backbone="universal", batch_size=1)
+        other = load(ref, dtype=theirs, backbone="universal", batch_size=1)
         modes, prompts = _modes(model, settings), answers.prompts_of("math")[:2]
         limit = min(settings.max_new_tokens, 24)
-        theirs = answers.by_mode_alone(other, modes, prompts, limit)
-        yield universal_section(theirs, answers.by_mode_alone(model, modes, prompts, limit))
+        slow = answers.by_mode_alone(other, modes, prompts, limit)
+        yield universal_section(slow, answers.by_mode_alone(model, modes, prompts, limit))
     if model.tokenizer is not None:
         say("number types …")
         yield types_section(types.by_type(ref, answers.prompts_of("math")[:3], settings.max_new_tokens))
@@ -64,11 +64,11 @@ def _modes(model: Model, settings: Bench) -> list[str]:
     """The modes asked for that the model can."""
     spec = model.spec
     can = {"ar": True, "threshold": spec is not None, "verified": spec is not None and spec.context == "causal"}
-    return [mode for mode in settings.names("modes", ("ar", "threshold", "verified")) if can[mode]]
+    return [mode for mode in settings.names("modes") if can[mode]]
 
 
 def _answers(model: Model, peer: Peer | None, settings: Bench, against: list[str], say: Say) -> Iterator[Section]:
-    workloads = settings.names("workload", ("math", "code", "chat", "essay"))
+    workloads = settings.names("workload")
     prompts, limit = [answers.prompts_of(name)[0] for name in workloads], settings.max_new_tokens
     others = {}
     if peer is not None:
@@ -175,8 +175,6 @@ def modes_section(rows: list[dict[str, Any]]) -> Section:
     first, last = rate(rows, mode="ar", batch=batches[0]), rate(rows, mode="ar", batch=batches[-1])
     if first and last and len(batches) > 1:
         figures[f"ar_batch{batches[-1]}_vs_batch{batches[0]}"] = last / first
-        if (batches[0], batches[-1]) == (1, 16):
-            figures["ar_batch16_vs_batch1"] = last / first
     series = {mode: [(batch, rate(rows, mode=mode, batch=batch) or 0.0) for batch in batches] for mode in modes}
     section.lines("tokens per second by batch size", "batch", series)
     return section

@@ -9,6 +9,7 @@ from unmask.errors import ConfigError
 WORKLOADS = ("math", "code", "chat", "essay")
 MODES = ("ar", "threshold", "verified")
 PEERS = ("transformers", "llama.cpp", "universal", "none")
+ALLOWED = {"workload": WORKLOADS, "modes": MODES, "against": PEERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.names("workload", WORKLOADS), self.names("modes", MODES), self.names("against", PEERS)
+        self.names("workload"), self.names("modes"), self.names("against")
         self.numbers("batch"), self.numbers("positions"), self.numbers("context")
         if "llama.cpp" in self.against and self.gguf is None:
             raise ConfigError("against names llama.cpp, which needs the same model as a file: --gguf FILE")
 
-    def names(self, field: Literal["workload", "modes", "against"], allowed: tuple[str, ...]) -> list[str]:
+    def names(self, field: Literal["workload", "modes", "against"]) -> list[str]:
         """The values of a list of names, each once."""
+        allowed = ALLOWED[field]
         found = list(dict.fromkeys(part.strip() for part in getattr(self, field).split(",") if part.strip()))
         wrong = next((name for name in found if name not in allowed), None)
         if wrong is not None or not found:

@@ -48,24 +48,20 @@ class Peer:
         made: dict[str, Callable[[], object]] = {}
         for attention in ATTENTIONS:
             with torch.inference_mode(), plain_linear():
-                model.set_attn_implementation(attention)
+                self.use_attention(attention)
                 held = getattr(model.get_decoder()(torch.tensor([prefix]), use_cache=True), name)
 
             def run(attention: str = attention, held: Any = held) -> object:
                 with torch.inference_mode(), plain_linear():
-                    model.set_attn_implementation(attention)
+                    self.use_attention(attention)
                     return model(torch.tensor([tokens]), **{name: _copied(held)}, use_cache=True, logits_to_keep=1)
 
             made[attention] = run
         return made
 
-    def use_faster_attention(self) -> str:
-        """Choose the kind of attention that takes a token sooner; returns its name."""
-        works = self.forwards([1] * 64, [1])
-        best = {name: min(_seconds(work) for _ in range(5)) for name, work in works.items()}
-        chosen = min(best, key=lambda name: best[name])
-        self.checkpoint.model.set_attn_implementation(chosen)
-        return chosen
+    def use_attention(self, name: str) -> None:
+        """Run with one of `ATTENTIONS` from now on."""
+        self.checkpoint.model.set_attn_implementation(name)
 
 
 class LlamaCpp:
@@ -98,9 +94,3 @@ def _copied(held: Any) -> Any:
     fresh = copy.copy(held)
     fresh.layers = [copy.copy(layer) for layer in held.layers]
     return fresh
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -22,8 +22,8 @@ class NativeBackbone:
     """Decodes with a copy of the weights that `config` and `tensors` describe.
 
     adapter: low-rank updates that act on feeds with `draft=True`, whatever else shares their forward, or (`everywhere`)
-    on all, for which they are merged. Drafts that are
-    checked are computed in int8, from a second copy of the weights that is made at the first of them.
+    on all, for which they are merged. Drafts that are checked are computed in int8, from a second copy of the weights
+    that is made at the first of them.
     """
 
     name, ragged, gates = "native", True, True

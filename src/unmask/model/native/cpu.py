@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.model.adapters import Adapter
 from unmask.model.native.build import library
 from unmask.model.native.flat import Flat
-from unmask.model.native.panels import KINDS, Panels, interleaved, merged, packed, rough
+from unmask.model.native.panels import KINDS, Panels, interleaved, packed, rough
 from unmask.model.native.shape import (
     EMBEDDING,
     NORM,
@@ -24,6 +24,7 @@ from unmask.model.native.shape import (
     head_weight,
     is_tied,
     layer_weights,
+    merged,
     rotation,
     shape_of,
 )

@@ -15,7 +15,6 @@ from torch.nn import functional
 from unmask.core.masks import decoding_mask
 from unmask.model.adapters import Adapter
 from unmask.model.backbone import Feed, pack
-from unmask.model.native.panels import merged
 from unmask.model.native.shape import (
     EMBEDDING,
     NORM,
@@ -27,6 +26,7 @@ from unmask.model.native.shape import (
     head_weight,
     is_tied,
     layer_weights,
+    merged,
     rotation,
     shape_of,
 )

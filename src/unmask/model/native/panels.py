@@ -88,14 +88,6 @@ def _pack_pieces(pieces: Iterable[Tensor], kind: str, panel: int, out: int) -> t
     return held, scale
 
 
-def merged(weight: Weight) -> Weight:
-    """The same layer with its low-rank update in the matrix: summed in float32, rounded once to the matrix's type."""
-    if weight.down is None or weight.up is None:
-        return weight
-    matrix = (weight.matrix.float() + weight.up @ weight.down).to(weight.matrix.dtype)
-    return Weight(matrix, weight.bias)
-
-
 def interleaved(gate: Weight, up: Weight, panel: int) -> Weight:
     """One layer with a panel of gates, a panel of ups, and so on, each filled up with zeros."""
 

@@ -219,6 +219,14 @@ def _fused(tensors: Tensors, names: list[str], adapter: Adapter | None) -> Weigh
     return Weight(matrix, bias, torch.cat(downs), torch.block_diag(*ups))
 
 
+def merged(weight: Weight) -> Weight:
+    """The same layer with its low-rank update in the matrix: summed in float32, rounded once to the matrix's type."""
+    if weight.down is None or weight.up is None:
+        return weight
+    matrix = (weight.matrix.float() + weight.up @ weight.down).to(weight.matrix.dtype)
+    return Weight(matrix, weight.bias)
+
+
 def _rope(config: Any) -> str:
     return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
