@@ -26,6 +26,15 @@ def test_cells_as_people_read_them():
     assert [shown(cell) for cell in (None, 1234.5, 0.123456, 3, "x")] == ["–", "1234", "0.123", "3", "x"]
 
 
+def test_bars_are_drawn_where_x_is_a_text():
+    made = Section("Memory", "About.", ("type", "MB", "least"))
+    made.row("fp32", 3.0, 2.0)
+    made.row("int8", 2.0, 1.0)
+    made.plot("type", ("MB", "least"))
+    assert made.plots[0][2] == {"MB": [("fp32", 3.0), ("int8", 2.0)], "least": [("fp32", 2.0), ("int8", 1.0)]}
+    assert "<svg" in svg(*made.plots[0])
+
+
 def test_three_files_and_markup_is_escaped(tmp_path):
     report = Report("a <b>", {"cores": 2}, {"model": "<script>"})
     report.add(section())

@@ -17,7 +17,8 @@ import torch
 
 from unmask.errors import CheckpointError
 
-Series = Mapping[str, Sequence[tuple[float, float]]]
+Series = Mapping[str, Sequence[tuple[Any, float]]]
+"""Name to points. Where x is a text, bars are drawn."""
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #d0d7de;text-align:right}
 td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
@@ -44,7 +45,7 @@ class Section:
         at, series = self.columns.index(x), {}
         for name in columns:
             cells = [(row[at], row[self.columns.index(name)]) for row in self.rows]
-            series[name] = [(float(a), float(b)) for a, b in cells if b is not None]
+            series[name] = [(a if isinstance(a, str) else float(a), float(b)) for a, b in cells if b is not None]
         self.lines(self.title, x, series, log=log)
 
     def lines(self, title: str, x: str, series: Series, *, log: bool = False) -> None:
@@ -116,15 +117,20 @@ def shown(cell: Any) -> str:
 
 
 def svg(title: str, x: str, series: Series, log: bool) -> str:
-    """A line plot as inline SVG; empty, with a note, where matplotlib is not installed."""
+    """A plot as inline SVG, of bars where x is a text, else of lines; a note in its place without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return "<p>(plots need matplotlib: pip install 'unmask[bench]')</p>"
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    for name, points in series.items():
-        axes.plot([a for a, _ in points], [b for _, b in points], marker="o", label=name)
+    for n, (name, points) in enumerate(series.items()):
+        at, heights = [a for a, _ in points], [b for _, b in points]
+        if isinstance(at[0], str):
+            axes.bar([i + n / (len(series) + 1) for i in range(len(at))], heights, 1 / (len(series) + 1), label=name)
+            axes.set_xticks([i + (len(series) - 1) / (len(series) + 1) / 2 for i in range(len(at))], at)
+        else:
+            axes.plot(at, heights, marker="o", label=name)
     axes.set(title=title, xlabel=x)
     if log:
         axes.set_xscale("log", base=2)

@@ -7,8 +7,9 @@ from tiny import MASK, byte_tokenizer, tiny_model
 
 from unmask import cli
 from unmask.bench import clock, footprint
-from unmask.bench.answers import prompts_of, rate, ratio
+from unmask.bench.answers import compared, equal_texts, prompts_of, rate, ratio
 from unmask.bench.limits import Limits
+from unmask.bench.sections import modes_figures
 from unmask.bench.settings import WORKLOADS, Bench
 from unmask.config import BlockSpec
 from unmask.errors import ConfigError
@@ -27,7 +28,18 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(footprint, "first_token", lambda ref, dtype: 1.0)
     monkeypatch.setattr(footprint, "memory", lambda ref, dtype: {"peak": 3.0, "minimum": 2.0})
     words = ["bench", "--model", str(causal), "--out", str(tmp_path / "out"), "--rounds", "1", "--batch", "1,16"]
-    words += ["--max-new-tokens", "4", "--context", "16,64", "--positions", "1,8,32", "--prefix", "16"]
+    words += [
+        "--max-new-tokens",
+        "4",
+        "--context",
+        "16,64",
+        "--thresholds",
+        "0.5,0.9",
+        "--positions",
+        "1,8,32",
+        "--prefix",
+        "16",
+    ]
     assert cli.main(words) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     figures = report["figures"]
@@ -37,6 +49,9 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     expected |= {f"{mode}_tokens_per_forward_{name}" for mode in ("threshold", "verified") for name in WORKLOADS}
     expected |= {f"verified_tokens_per_pair_{name}" for name in WORKLOADS}
     expected |= {"ar_vs_transformers_batch1", "ar_batch16_vs_batch1", "memory_vs_minimum", "first_token_seconds"}
+    expected |= {f"{mode}_forward_cost_batch{n}" for mode in ("threshold", "verified") for n in (1, 16)}
+    expected |= {f"threshold_{t}_{s}_vs_ar_batch1" for t in (0.5, 0.9) for s in ("reference", "fused")}
+    expected |= {f"memory_vs_minimum_{kind}" for kind in ("fp32", "bf16", "int8")}
     expected |= {"int8_vs_bf16", "int8_loss", "bf16_loss", "fp32_loss"}
     expected |= {"bandwidth", "peak_fp32", "context_ms_per_1000", "verified_native_vs_universal"}
     assert expected <= set(figures) and all(value > 0 for name, value in figures.items() if "context" not in name)
@@ -44,7 +59,7 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     assert {"processor", "threads", "torch"} <= set(report["machine"])
     assert report["settings"]["batch"] == "1,16"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<svg") == 3 and page.count("<table") == 8 and "http://www.w3.org" in page
+    assert page.count("<svg") == 5 and page.count("<table") == 9 and "http://www.w3.org" in page
     assert "src=" not in page and "<link" not in page and "<script" not in page
     assert "| positions | unmask ms |" in (tmp_path / "out" / "report.md").read_text()
     assert "wrote" in capsys.readouterr().out
@@ -57,6 +72,8 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
         (["--workload", "maths"], "workload is 'maths'; allowed: math, code, chat, essay"),
         (["--modes", ""], "modes is ''; allowed: ar, threshold, verified"),
         (["--against", "llama.cpp"], "llama.cpp, which needs the same model as a file: --gguf FILE"),
+        (["--thresholds", "0.5,2"], "thresholds is '0.5,2'; allowed: numbers above 0 and up to 1, with commas"),
+        (["--thresholds", "x"], "thresholds is 'x'; allowed: numbers above 0"),
         (["--rounds", "0"], "--rounds is 0; allowed: at least 1"),
     ],
 )
@@ -85,6 +102,37 @@ def test_rates_and_ratios_are_of_totals():
     assert rate(rows, mode="ar", batch=1) == 6.0
     assert ratio(rows, "tokens", "forwards", batch=1) == 1.5
     assert rate(rows, mode="verified") is None and ratio(rows, "tokens", "forwards", mode="verified") is None
+
+
+def test_the_cost_of_a_forward_is_its_time_for_each_row_over_that_of_mode_ar():
+    """ar: 10 tokens/s, 1 token a forward, so 0.1 s each. threshold: 15 tokens/s, 3 tokens a forward, so 0.2 s."""
+    rows = [
+        {"mode": "ar", "batch": 1, "tokens": 10, "seconds": 1.0, "forwards": 10},
+        {"mode": "threshold", "batch": 1, "tokens": 30, "seconds": 2.0, "forwards": 10},
+        {"mode": "threshold", "batch": 4, "tokens": 30, "seconds": 2.0, "forwards": 10},
+    ]
+    assert compared(rows, mode="threshold", batch=1) == (15.0, 1.5, 3.0, 2.0)
+    assert compared(rows, mode="threshold", batch=4) == (15.0, None, 3.0, None)
+
+
+def test_ar_wins_from_the_first_batch_size_at_which_the_mode_is_slower():
+    rows = [
+        {"mode": mode, "workload": "math", "batch": batch, "tokens": rate, "seconds": 1.0, "forwards": 10, "checks": 0}
+        for mode, rates in {"ar": (10, 30, 80), "threshold": (15, 29, 40)}.items()
+        for batch, rate in zip((1, 4, 16), rates, strict=True)
+    ]
+    figures = modes_figures(rows, ["ar", "threshold"], [1, 4, 16])
+    assert figures["ar_wins_over_threshold_from_batch"] == 4 and "ar_wins_over_ar_from_batch" not in figures
+    assert figures["threshold_vs_ar_batch16"] == 0.5 and figures["ar_batch16_vs_batch1"] == 8
+
+
+def test_texts_are_compared_with_the_same_answers_under_other_settings():
+    ar = {"mode": "ar", "batch": 1, "texts": [[1], [2]]}
+    plain = {"mode": "threshold", "batch": 1, "threshold": 0.5, "schedule": "plain", "texts": [[1], [3]]}
+    fused = {**plain, "schedule": "fused", "texts": [[4], [3]]}
+    rows = [ar, plain, fused]
+    assert equal_texts(fused, rows, schedule="plain") == 0.5 and equal_texts(fused, rows, mode="ar") == 0.0
+    assert equal_texts(plain, rows, mode="ar") == 0.5 and equal_texts({**fused, "batch": 4}, rows, mode="ar") is None
 
 
 def test_the_limit_of_a_forward_is_the_larger_of_its_two():

@@ -397,6 +397,8 @@ def test_a_model_larger_than_memory_is_refused_with_both_numbers(plain, monkeypa
     monkeypatch.setattr(hf, "available_memory", lambda device: 2 * values)
     with pytest.raises(CapacityError, match=r"weights in float32.*--dtype bf16 or int8"):
         unmask.load(plain)
+    with pytest.raises(CapacityError, match=r"weights in float32"):
+        unmask.load(plain, dtype="fp16")  # a CPU holds it as float32
     assert unmask.load(plain, dtype="int8").backbone.kind == "int8"  # a byte each fits
     monkeypatch.setattr(hf, "available_memory", lambda device: values - 1)
     with pytest.raises(CapacityError, match=r"weights in int8.* use a smaller model"):

@@ -19,6 +19,7 @@ class Bench:
     workload: str = option("math,code,chat,essay", help="prompts to answer", metavar="A,B")
     batch: str = option("1,4,16", help="batch sizes", metavar="N,M")
     modes: str = option("ar,threshold,verified", help="modes; those the model cannot are left out", metavar="A,B")
+    thresholds: str = option("0.5,0.7,0.9", help="thresholds of mode threshold", metavar="A,B")
     against: str = option(
         "transformers,universal", help=f"peers: {', '.join(PEERS)} (llama.cpp needs --gguf)", metavar="A,B"
     )
@@ -33,7 +34,7 @@ class Bench:
     def __post_init__(self) -> None:
         check_fields(self)
         self.names("workload"), self.names("modes"), self.names("against")
-        self.numbers("batch"), self.numbers("positions"), self.numbers("context")
+        self.shares("thresholds"), self.numbers("batch"), self.numbers("positions"), self.numbers("context")
         if "llama.cpp" in self.against and self.gguf is None:
             raise ConfigError("against names llama.cpp, which needs the same model as a file: --gguf FILE")
 
@@ -52,3 +53,13 @@ class Bench:
         if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise ConfigError(f"{field} is '{getattr(self, field)}'; allowed: whole numbers above 0, with commas")
         return sorted({int(part) for part in parts})
+
+    def shares(self, field: Literal["thresholds"]) -> list[float]:
+        """The values of a list of numbers above 0 and up to 1, ascending."""
+        try:
+            found = sorted({float(part) for part in getattr(self, field).split(",") if part.strip()})
+        except ValueError:
+            found = []
+        if not found or not all(0 < value <= 1 for value in found):
+            raise ConfigError(f"{field} is '{getattr(self, field)}'; allowed: numbers above 0 and up to 1, with commas")
+        return found

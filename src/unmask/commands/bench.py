@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     chosen = given(args, Bench)
     if chosen.pop("quick", False):
-        chosen = {"rounds": 2, "max_new_tokens": 8, "context": "128,512", "batch": "1,2", "quick": True} | chosen
+        few = {"batch": "1,2", "thresholds": "0.9", "context": "128,512"}
+        chosen = {"rounds": 2, "max_new_tokens": 8, "quick": True} | few | chosen
     settings = read(Bench, chosen, flags=chosen)
     from unmask.bench.run import bench
 

@@ -195,7 +195,8 @@ def _load_full(
     spec = read_spec(path, config, tokenizer, mask_id)
     weights = inspect_weights(path)
     own = dtype or weights.dtype
-    check_fits(weights, own, device, path, int8=int8)
+    held = torch.float32 if lightly and device.type == "cpu" and own == torch.float16 else own
+    check_fits(weights, held, device, path, int8=int8)
     declared = declared_stops(config, tokenizer, generation_settings(path))
     stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     checkpoint = Checkpoint(

@@ -107,6 +107,20 @@ def test_vectors_of_another_width_give_the_same_numbers(monkeypatch):
             assert torch.allclose(found, expected, atol=2e-2 if kind == "int8" else 1e-4), (kind, draft)
 
 
+@pytest.mark.parametrize("family, windowed", [("mistral-window", [0, 1]), ("qwen2-window", [1])])
+def test_chunks_left_of_the_window_are_not_read(family, windowed):
+    """Far behind the window the keys may be anything, and the logits stay those of transformers."""
+    model, tokens = family_model(family), text(299, 4)
+    backbone = native(model)
+    expected = model(torch.tensor([tokens])).logits[0]
+    cache = backbone.new_cache(1, CAPACITY)
+    assert torch.allclose(backbone.forward(cache, [0], [causal(tokens)]), expected, atol=1e-4)
+    for buffer in (cache.key, cache.value):
+        buffer[windowed, :, :, : 2 * 128 * 16] = float("nan")
+    found = backbone.forward(cache, [0], [causal(tokens[270:], 270)])
+    assert torch.allclose(found, expected[270:], atol=1e-4)
+
+
 def test_low_rank_updates_act_on_drafts_as_a_merged_copy_would():
     from unmask.model.adapters import merged
 

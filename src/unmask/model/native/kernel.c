@@ -503,11 +503,16 @@ static void merge(float *into, const float *part, int size) {
 static void contribute(const Network *net, const Step *step, int index, int block, int kv_head, int chunk, float *parts) {
     int dim = net->head_dim, group = net->heads / net->kv_heads, width = (net->heads + 2 * net->kv_heads) * dim;
     int i = step->block[block], count = step->block[block + 1] - i, rows = count * group, size = part_size(net);
-    int first = chunk * CHUNK, keys = 0, window = net->layer[index].window;
+    int first = chunk * CHUNK, keys = 0, left = CHUNK, window = net->layer[index].window;
     float q[MAX(QUERIES, WIDEST_GROUP) * WIDEST_HEAD], weight[MAX(QUERIES, WIDEST_GROUP) * CHUNK];
     for (int t = 0; t < count; t++) {
         memcpy(q + t * group * dim, step->qkv + (size_t)(i + t) * width + kv_head * group * dim, 4 * group * dim);
         keys = MAX(keys, MIN(step->end[i + t] - first, CHUNK));
+        left = MIN(left, window ? step->position[i + t] - window + 1 - first : 0);
+    }
+    if (left >= keys) { /* nobody sees this chunk */
+        for (int r = 0; r < rows; r++) parts[r * size + 1] = 0;
+        return;
     }
     float *key = at_head(net, step, step->key, index, step->row[i], kv_head) + (size_t)first * dim;
     float *value = at_head(net, step, step->value, index, step->row[i], kv_head) + (size_t)first * dim;
