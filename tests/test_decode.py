@@ -184,6 +184,19 @@ def test_verified_writes_what_ar_writes(which, length, limit, size):
     assert checked.forwards <= 2 * ar.forwards
 
 
+@pytest.mark.parametrize("adapter", [None, ADAPTER])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+def test_verified_writes_what_ar_writes_in_every_number_type(kind, adapter):
+    mask = MODELS[0].get_input_embeddings().weight[MASK]
+    backbone, spec = native(MODELS[0], kind=kind, mask=mask, adapter=adapter), CAUSAL if adapter is None else DRAFT
+    prompts = [prompt_of(length, kind == "int8") for length in (1, 5, 16, 29)]
+    ar, checked = (
+        answers([Request(p, Decoding(mode=mode, max_new_tokens=40)) for p in prompts], spec, backbone, batch)
+        for mode, batch in (("ar", 1), ("verified", 3))
+    )
+    assert [a.token_ids for a in checked] == [a.token_ids for a in ar]
+
+
 @pytest.mark.parametrize("length", [1, 8, 19])
 def test_the_base_alone_decides_what_verified_and_ar_write(length):
     expected = generated(MODELS[0], prompt_of(length), 25)

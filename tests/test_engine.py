@@ -6,7 +6,7 @@ import pytest
 import torch
 from scripted import ScriptedBackbone, sure, writes
 from tiny import MASK as BYTE_MASK
-from tiny import byte_tokenizer, tiny_model
+from tiny import byte_tokenizer, native, tiny_model
 
 from unmask import decode
 from unmask.config import BlockSpec, Decoding
@@ -278,6 +278,17 @@ def test_a_long_prompt_in_pieces_is_the_same_prompt(mode, spec, length, monkeypa
     pieces = ask(backbone, request, spec=spec)[0]
     assert pieces.token_ids == whole.token_ids and pieces.forwards_by_kind == whole.forwards_by_kind
     assert max(fed) <= 19 and pieces.positions_computed == whole.positions_computed
+
+
+def test_a_forward_over_many_long_prompts_is_bounded(monkeypatch):
+    monkeypatch.setattr(decode, "PIECE", 19)
+    backbone = native(tiny_model(), mask=torch.zeros(64))
+    requests = [Request([n] * 50, ids(mode="ar", max_new_tokens=5)) for n in range(1, 7)]
+    alone = [ask(backbone, request)[0].token_ids for request in requests]
+    fed, forward = [], backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda *a: fed.append(sum(len(f.tokens) for f in a[2])) or forward(*a))
+    together = ask(backbone, *requests, batch_size=6)
+    assert [answer.token_ids for answer in together] == alone and 19 < max(fed) <= 38
 
 
 def test_rows_that_draft_and_check_stay_in_phase():

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from unmask import decode
 from unmask.config import BlockSpec
 from unmask.core.propose import Proposals, propose
 from unmask.decode import MODES, Row, Step, check_prompt
@@ -155,7 +156,7 @@ class Engine:
         events: list[Event] = []
         for kind in ("prefill", "apart", "any", "checked draft", "draft", "clean"):
             group = [live for live in self.live if self._group(live.step) == kind]
-            for part in _alike(group) if kind == "prefill" else [group] if group else []:
+            for part in _alike(group) if kind == "prefill" else _bounded(group):
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
             self.live = [live for live in self.live if live.step is not None]
         return events
@@ -310,6 +311,18 @@ def _alike(group: list[Live]) -> list[list[Live]]:
         else:
             parts.append([live])
             total = width
+    return parts
+
+
+def _bounded(group: list[Live]) -> list[list[Live]]:
+    """Rows that share a forward, in their order: so many that it stays as bounded as the pieces of a prompt are."""
+    parts: list[list[Live]] = []
+    total = 0
+    for live in group:
+        if not parts or total + _width(live) > 2 * decode.PIECE:
+            parts, total = [*parts, []], 0
+        parts[-1].append(live)
+        total += _width(live)
     return parts
 
 

@@ -46,6 +46,8 @@ def _native(checkpoint: Checkpoint, int8: bool) -> NativeBackbone | GpuBackbone:
 
 
 def _why_not_native(checkpoint: Checkpoint) -> str | None:
+    if checkpoint.device.type == "cpu" and checkpoint.dtype not in KIND_OF:
+        return f"its weights are {str(checkpoint.dtype).removeprefix('torch.')}; --dtype fp32 rounds them"
     return why_not_native(checkpoint.config, checkpoint.tensors, checkpoint.adapter, checkpoint.device)
 
 

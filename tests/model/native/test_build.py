@@ -43,6 +43,20 @@ def test_a_compiler_that_does_not_exist_and_a_home_that_cannot_be_written(monkey
         build.library(lambda line: None)
 
 
+def test_a_compiler_may_be_several_words(monkeypatch):
+    monkeypatch.setenv("CC", "env gcc")
+    assert build.library(lambda line: None, "-O0").unmask_panel() in (16, 32)
+
+
+def test_a_library_that_cannot_be_loaded_is_not_compiled_at_every_start(monkeypatch):
+    said = []
+    with pytest.raises(build.NoKernel, match="compiled and cannot be loaded"):
+        build.library(said.append, "-O0", "-Dmemset=no_such_function")
+    with pytest.raises(build.NoKernel, match="remove .* to try again"):
+        build.library(said.append, "-O0", "-Dmemset=no_such_function")
+    assert len(said) == 1
+
+
 def test_a_damaged_library_is_made_again(tmp_path):
     file = tmp_path / "home" / "kernel" / f"{build._fingerprint(('-O0',))}.so"
     file.parent.mkdir(parents=True)

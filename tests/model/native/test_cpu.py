@@ -1,11 +1,13 @@
 """The kernel against itself: whatever stands beside a token and in whatever pieces it comes, it gets the same bits."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from families import family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import low_rank, native
+from tiny import low_rank, native, tiny_model
 
 from unmask.model.backbone import Feed
 from unmask.model.native import cpu
@@ -159,6 +161,39 @@ def test_a_value_that_is_not_a_number_reaches_the_logits_of_its_own_row_only(kin
     assert not found[:5].isfinite().any() and found[5:].isfinite().all()
     cache.clear(0)
     assert backbone.forward(cache, [0], [causal(text(5, 1))]).isfinite().all()
+
+
+def test_threads_may_call_it_at_once():
+    backbone, texts = BACKBONES["fp32"], [text(n, n) for n in (3, 40, 7, 21)]
+
+    def often(tokens):
+        cache = backbone.new_cache(1, CAPACITY)
+        return [backbone.forward(cache, [0], [causal(tokens)]) for _ in range(30)]
+
+    alone = [often(tokens)[0] for tokens in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for expected, found in zip(alone, pool.map(often, texts), strict=True):
+            assert all(torch.equal(logits, expected) for logits in found)
+
+
+def test_a_position_beyond_the_cache_is_our_own_mistake_and_writes_nothing():
+    cache = BACKBONES["fp32"].new_cache(1, 128)
+    with pytest.raises(AssertionError, match="position 129 is beyond the cache's 128"):
+        BACKBONES["fp32"].forward(cache, [0], [causal([1, 2], 127)])
+    assert not cache.key.any()
+
+
+def test_activations_keep_their_levels_in_wide_layers():
+    """int8 with weights that bytes hold exactly differs from float32 by the rounding of activations alone."""
+    torch.manual_seed(0)
+    model = tiny_model(intermediate_size=10000, num_hidden_layers=1)
+    with torch.no_grad():
+        for layer in [m for m in model.modules() if isinstance(m, torch.nn.Linear)]:
+            layer.weight.copy_(torch.randint(-127, 128, layer.weight.shape) / 1270)
+            layer.weight[:, 0] = 0.1
+    tokens = text(30, 1)
+    logits = [b.forward(b.new_cache(1, 64), [0], [causal(tokens)]) for b in (native(model), native(model, kind="int8"))]
+    assert (logits[0] - logits[1]).abs().max() < 8e-4 * logits[0].abs().max()
 
 
 def test_kinds_differ_by_their_rounding_and_take_the_memory_they_promise():

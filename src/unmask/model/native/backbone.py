@@ -7,8 +7,8 @@ from torch import Tensor
 
 from unmask.model.adapters import Adapter
 from unmask.model.backbone import Feed
-from unmask.model.native.build import NoKernel, library
-from unmask.model.native.cpu import WIDEST_GROUP, WIDEST_HEAD, CpuCache, CpuNetwork, parts_of, rough_parts
+from unmask.model.native.build import WIDEST_GROUP, WIDEST_HEAD, NoKernel, library
+from unmask.model.native.cpu import CpuCache, CpuNetwork, parts_of, rough_parts
 from unmask.model.native.flat import flatten
 from unmask.model.native.shape import Tensors, shape_of, why_not
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -14,8 +15,16 @@ from pathlib import Path
 from unmask.model.sources import Say, home, say_on_stderr
 
 SOURCE = Path(__file__).with_name("kernel.c")
+KEYS, CHUNK, QUERIES = 8, 128, 24
+"""Keys of a panel of the cache, keys between two corrections of a running softmax, queries that read a chunk of keys
+together."""
+WIDEST_GROUP, WIDEST_HEAD = 64, 256
+"""Most heads per key/value head, most values of a head."""
+SIZES = {"KEYS": KEYS, "CHUNK": CHUNK, "QUERIES": QUERIES, "WIDEST_GROUP": WIDEST_GROUP, "WIDEST_HEAD": WIDEST_HEAD}
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fPIC")
-COMPILERS = ("cc", "gcc", "clang")
+SIZE_FLAGS = tuple(f"-D{name}={value}" for name, value in SIZES.items())
+COMPILERS = ("gcc", "cc")
+"""gcc, whose OpenMP is that of PyTorch; `cc` is gcc nearly everywhere."""
 
 
 class NoKernel(Exception):
@@ -26,6 +35,9 @@ class NoKernel(Exception):
 def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
     """The compiled kernel, built on first use; NoKernel where that is impossible. options: further compiler flags."""
     file = home() / "kernel" / f"{_fingerprint(options)}.so"
+    failed = file.with_suffix(".failed")
+    if failed.is_file():
+        raise NoKernel(f"{failed.read_text(encoding='utf-8')}; remove {failed} to try again")
     if file.is_file():
         with contextlib.suppress(OSError):  # one that was damaged is made again
             return ctypes.CDLL(str(file))
@@ -33,7 +45,10 @@ def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
     except OSError as e:
-        raise NoKernel(f"the kernel cannot be loaded ({e})") from None
+        why = f"the kernel was compiled and cannot be loaded ({e})"
+        with contextlib.suppress(OSError):  # else every start would compile it again
+            failed.write_text(why, encoding="utf-8")
+        raise NoKernel(why) from None
 
 
 def _compile(file: Path, options: tuple[str, ...], say: Say) -> None:
@@ -42,16 +57,16 @@ def _compile(file: Path, options: tuple[str, ...], say: Say) -> None:
     The OpenMP functions stay undefined: they are found in the library that PyTorch has loaded, so that both use one
     pool of threads instead of two that fight for the cores.
     """
-    compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
+    if not compiler:
         raise NoKernel(f"there is no C compiler ({', '.join(COMPILERS)}); install one, or set CC")
     say("compiling the CPU kernel once (a few seconds)")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-            _call([compiler, *FLAGS, "-fopenmp", *options, "-c", str(SOURCE), "-o", str(object_file)])
-            _call([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
+            _call([*compiler, *FLAGS, *SIZE_FLAGS, "-fopenmp", *options, "-c", str(SOURCE), "-o", str(object_file)])
+            _call([*compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
             os.replace(made, file)
     except OSError as e:
         raise NoKernel(f"the kernel cannot be compiled in {file.parent}: {e.strerror or e}") from None
@@ -66,7 +81,14 @@ def _call(command: list[str]) -> None:
 
 def _fingerprint(options: tuple[str, ...]) -> str:
     """Of everything that the compiled file depends on: the source, the flags and the processor's abilities."""
-    parts = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *options, platform.machine(), os.environ.get("CC", "")]
+    parts = [
+        SOURCE.read_text(encoding="utf-8"),
+        *FLAGS,
+        *SIZE_FLAGS,
+        *options,
+        platform.machine(),
+        os.environ.get("CC", ""),
+    ]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         parts += sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})

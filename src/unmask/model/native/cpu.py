@@ -1,6 +1,7 @@
 """The network of `shape` on a CPU: weights in panels, and one call of the kernel per forward."""
 
 import ctypes
+import threading
 from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.model.adapters import Adapter
-from unmask.model.native.build import library
+from unmask.model.native.build import CHUNK, KEYS, QUERIES, library
 from unmask.model.native.flat import Flat
 from unmask.model.native.panels import KINDS, Panels, interleaved, packed, rough
 from unmask.model.native.shape import (
@@ -29,10 +30,8 @@ from unmask.model.native.shape import (
     shape_of,
 )
 
-KEYS, CHUNK, QUERIES = 8, 128, 24
-"""As in the kernel: keys of a panel of the cache, keys of a chunk, queries that read a chunk together."""
-WIDEST_GROUP, WIDEST_HEAD = 64, 256
-"""As in the kernel: most heads per key/value head, most values of a head."""
+MOST_PARTS = 2**24
+"""Values that chunks of keys may contribute before they are merged as they come."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,7 @@ class CpuNetwork:
         )
         self._rank = max((matrix.rank for layer in parts.layers for matrix in layer.matrices), default=0)
         self._scratch: dict[str, Tensor] = {}
+        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +115,16 @@ class CpuNetwork:
             yield from layer.matrices
 
     def forward(self, cache: CpuCache, flat: Flat) -> Tensor:
-        """Logits Float [read, vocab] of the tokens that `flat` reads; their keys and values are written in place."""
+        """Logits Float [read, vocab] of the tokens that `flat` reads; their keys and values are written in place.
+
+        Threads may call it at once: they wait for one another, since a forward takes all cores and the scratch memory.
+        """
+        reach = max(max(flat.end), max(flat.position) + 1)
+        assert reach <= cache.capacity, f"position {reach} is beyond the cache's {cache.capacity}"
+        with self._lock:
+            return self._forward(cache, flat)
+
+    def _forward(self, cache: CpuCache, flat: Flat) -> Tensor:
         shape, n = self.parts.shape, len(flat.token)
         columns = [flat.token, flat.row, flat.position, flat.end, flat.read, self._blocks(flat)]
         adapted = flat.draft if self._rank and any(flat.draft) else None
@@ -130,7 +139,7 @@ class CpuNetwork:
             *map(_address, given[4:6]),
             *map(_address, (cache.cosine, cache.sine, cache.key, cache.value)),
             *self._buffers(n),
-            self._parts(n, chunks) if blocks * shape.kv_heads < 8 * torch.get_num_threads() else None,
+            self._parts(n, blocks, chunks),
             _address(logits),
         )
         self.lib.unmask_forward(ctypes.byref(self._network), ctypes.byref(step), torch.get_num_threads())
@@ -154,9 +163,13 @@ class CpuNetwork:
         floats = [self._buffer(name, n * size, torch.float32) for name, size in sizes.items()]
         return [*floats, self._buffer("rounded", n * widest if self.parts.kind == "int8" else 0, torch.int16)]
 
-    def _parts(self, n: int, chunks: int) -> int | None:
+    def _parts(self, n: int, blocks: int, chunks: int) -> int | None:
+        """Room for what each chunk of keys contributes, where chunks are shared out: to threads that lack work."""
         shape = self.parts.shape
-        return self._buffer("parts", chunks * n * shape.heads * (shape.head_dim + KEYS), torch.float32)
+        size = chunks * n * shape.heads * (shape.head_dim + KEYS)
+        if blocks * shape.kv_heads >= 8 * torch.get_num_threads() or size > MOST_PARTS:
+            return None
+        return self._buffer("parts", size, torch.float32)
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> int | None:
         held = self._scratch.get(name)

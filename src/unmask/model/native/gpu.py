@@ -31,6 +31,8 @@ from unmask.model.native.shape import (
     shape_of,
 )
 
+RECORDED = 64
+"""Queries of a row up to which a shape is recorded; a prompt is long enough to run as it is."""
 SEEN = 256
 """The positions in view are rounded up to a multiple of this, and widths to a power of two: fewer shapes."""
 
@@ -47,6 +49,7 @@ class GpuCache:
         cosine, sine = rotation(*backbone.frequencies, self.capacity)
         self.cosine, self.sine = cosine.to(backbone.device), sine.to(backbone.device)
         self.graphs: dict[tuple[int, int, int], Recorded] = {}
+        self.pool: Any = torch.cuda.graph_pool_handle() if backbone.device.type == "cuda" else None
 
     def clear(self, row: int) -> None:
         self.key[:, row].zero_()
@@ -142,15 +145,20 @@ class GpuBackbone:
         """Logits [read, vocab] of the feeds' reads, in their order (see `Backbone`)."""
         inputs, reads = self._inputs(cache, rows, feeds)
         seen = min(-(-max(max(feed.ends) for feed in feeds) // SEEN) * SEEN, cache.capacity)
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or inputs.tokens.shape[1] > RECORDED:
             return self._run(cache, inputs, seen)[:reads]
+        with torch.cuda.device(self.device):
+            return self._replay(cache, inputs, seen)[:reads].clone()
+
+    def _replay(self, cache: GpuCache, inputs: Inputs, seen: int) -> Tensor:
+        """The logits of a forward from its recorded shape, which is recorded at its first use."""
         key = (inputs.tokens.shape[1], seen, len(inputs.read))
         if key not in cache.graphs:
             cache.graphs[key] = self._record(cache, inputs, seen)
         recorded = cache.graphs[key]
         recorded.inputs.copy_(inputs)
         recorded.graph.replay()
-        return recorded.logits[:reads].clone()
+        return recorded.logits
 
     def _inputs(self, cache: GpuCache, rows: list[int], feeds: list[Feed]) -> tuple[Inputs, int]:
         """The feeds at their rows, the other rows idle; widths and the number of reads rounded up."""
@@ -185,7 +193,7 @@ class GpuBackbone:
                 self._run(cache, own, seen)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=cache.pool):
             logits = self._run(cache, own, seen)
         return Recorded(graph, own, logits)
 

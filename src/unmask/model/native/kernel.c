@@ -8,7 +8,7 @@
    Weights lie in panels of PANEL outputs, input after input, so that a stage reads them once, in order.
    F32: float. BF16: 32-bit words with output j in the low half and output j + PANEL / 2 in the high half. I8: signed
    bytes in pairs of inputs, output after output; their inputs are rounded to ACTIVATION levels per token and summed in
-   whole numbers. */
+   whole numbers, SPAN inputs at a time. */
 
 #include <math.h>
 #include <stdint.h>
@@ -31,18 +31,11 @@
 #define TILE 6            /* rows of a register tile */
 #define ROWS 96           /* rows between two passes over the weights: their inputs stay in the second-level cache */
 #define AHEAD 2048        /* bytes by which weights are called for before they are needed */
-#define KEYS 8            /* keys of a panel of the cache, whatever WIDTH */
-#define CHUNK 128         /* keys between two corrections of a running softmax */
-#define QUERIES 24        /* queries that read a chunk of keys together */
-#define WIDEST_GROUP 64   /* most heads per key/value head */
-#define WIDEST_HEAD 256   /* most values of a head */
 #define ACTIVATION 8191   /* levels of a rounded input, each way */
+#define SPAN 2048         /* inputs whose products with bytes are summed in 32 bits: 2048 * 127 * 8191 < 2^31 */
+/* KEYS, CHUNK, QUERIES, WIDEST_GROUP, WIDEST_HEAD: from build.py, which shares them with the buffers' makers. */
 
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
 #define UNROLL _Pragma("GCC unroll 16")
-#endif
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -138,23 +131,26 @@ INLINE vi widen(const int8_t *bytes) { /* 2 WIDTH bytes to 16-bit numbers */
 INLINE void tile(int type, int R, int P, const char *w, size_t panel, const void *x, size_t stride, int n,
                  vf out[TILE][8]) {
     if (type == I8) {
-        vi sum[TILE][8], weights[8];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] = (vi){0};
-        for (int k = 0; k < n; k += 2) {
-            UNROLL for (int p = 0; p < P; p++) {
-                const char *at = w + p * panel + (size_t)k * PANEL;
-                __builtin_prefetch(at + AHEAD);
-                weights[2 * p] = widen((const int8_t *)at);
-                weights[2 * p + 1] = widen((const int8_t *)at + PANEL);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++) out[r][p] = (vf){0};
+        for (int first = 0; first < n; first += SPAN) {
+            vi sum[TILE][8], weights[8];
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] = (vi){0};
+            for (int k = first, stop = MIN(n, first + SPAN); k < stop; k += 2) {
+                UNROLL for (int p = 0; p < P; p++) {
+                    const char *at = w + p * panel + (size_t)k * PANEL;
+                    __builtin_prefetch(at + AHEAD);
+                    weights[2 * p] = widen((const int8_t *)at);
+                    weights[2 * p + 1] = widen((const int8_t *)at + PANEL);
+                }
+                UNROLL for (int r = 0; r < R; r++) {
+                    int32_t pair;
+                    memcpy(&pair, (const int16_t *)x + r * stride + k, 4);
+                    UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] += pair_product(weights[p], pair);
+                }
             }
-            UNROLL for (int r = 0; r < R; r++) {
-                int32_t pair;
-                memcpy(&pair, (const int16_t *)x + r * stride + k, 4);
-                UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] += pair_product(weights[p], pair);
-            }
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++)
+                out[r][p] += __builtin_convertvector(sum[r][p], vf);
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++)
-            out[r][p] = __builtin_convertvector(sum[r][p], vf);
         return;
     }
     vf sum[TILE][8], weights[8];
@@ -289,12 +285,12 @@ INLINE float total(vf v) {
 INLINE vf choose(vi which, vf yes, vf no) { return (vf)((which & (vi)yes) | (~which & (vi)no)); }
 INLINE vf spread(float x) { return (vf){0} + x; }
 
-/* Round row `i` of `a`, of n values, so that no sum of n products with bytes can overflow 32 bits. */
+/* Round row `i` of `a`, of n values, to ACTIVATION levels each way. */
 static void round_row(const Network *net, const Step *step, int i, int n) {
     if (net->type != I8) return;
     const float *x = step->a + (size_t)i * n;
     int16_t *q = step->rounded + (size_t)i * n;
-    int levels = MIN(ACTIVATION, (int)(2147483647.0 / 127 / n)), k = 0;
+    int k = 0;
     vf high = spread(0), sum = spread(0);
     for (; k + WIDTH <= n; k += WIDTH) {
         vf size = (vf)(*(const vu *)(x + k) & 0x7fffffffu);
@@ -304,7 +300,7 @@ static void round_row(const Network *net, const Step *step, int i, int n) {
     float most = 0, all = total(sum);
     for (int j = 0; j < WIDTH; j++) most = MAX(most, high[j]);
     for (int j = k; j < n; j++) most = MAX(most, fabsf(x[j])), all += fabsf(x[j]);
-    float scale = all == all ? most / levels : all, inverse = scale > 0 ? 1 / scale : 0; /* a NaN stays one */
+    float scale = all == all ? most / ACTIVATION : all, inverse = scale > 0 ? 1 / scale : 0; /* a NaN stays one */
     typedef int16_t vh __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
     for (k = 0; k + WIDTH <= n; k += WIDTH) {
         vf v = *(const vf *)(x + k) * inverse;

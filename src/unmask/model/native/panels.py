@@ -96,15 +96,14 @@ def interleaved(gate: Weight, up: Weight, panel: int) -> Weight:
         each = [functional.pad(part, padding).view(-1, panel, *part.shape[1:]) for part in (first, second)]
         return torch.stack(each, 1).flatten(0, 2)
 
-    def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-        return None if first is None or second is None else woven(first, second)
-
-    down, low = None, None
-    if gate.down is not None and gate.up is not None and up.down is not None and up.up is not None:
-        down = torch.cat([gate.down, up.down])
-        none = [0, len(up.down)], [len(gate.down), 0]
-        low = woven(functional.pad(gate.up, none[0]), functional.pad(up.up, none[1]))
-    return Weight(woven(gate.matrix, up.matrix), both(gate.bias, up.bias), down, low)
+    matrix, bias, down, low = woven(gate.matrix, up.matrix), None, None, None
+    if gate.bias is not None or up.bias is not None:
+        bias = woven(*(w.matrix.new_zeros(len(w.matrix)) if w.bias is None else w.bias for w in (gate, up)))
+    downs, ups = zip(*(w.update for w in (gate, up)), strict=True)
+    if any(map(len, downs)):
+        down, none = torch.cat(downs), ([0, len(downs[1])], [len(downs[0]), 0])
+        low = woven(*(functional.pad(part, padding) for part, padding in zip(ups, none, strict=True)))
+    return Weight(matrix, bias, down, low)
 
 
 def _pack(kind: str, matrix: Tensor, panel: int) -> Tensor:

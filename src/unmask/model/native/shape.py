@@ -64,6 +64,13 @@ class Weight:
     down: Tensor | None = None
     up: Tensor | None = None
 
+    @property
+    def update(self) -> tuple[Tensor, Tensor]:
+        """The low-rank update (down, up), of rank 0 where there is none."""
+        if self.down is None or self.up is None:
+            return self.matrix.new_zeros(0, self.matrix.shape[1]), self.matrix.new_zeros(len(self.matrix), 0)
+        return self.down, self.up
+
 
 @dataclass(frozen=True)
 class LayerWeights:
@@ -89,12 +96,16 @@ def why_not(config: Any, tensors: Tensors, adapter: Adapter | None = None) -> st
         f"rope type '{rope}'": rope not in ROPES,
         f"activation '{config.hidden_act}'": config.hidden_act != "silu",
         f"head_dim {head_dim}, which is no multiple of 8": head_dim % 8 != 0,
+        "rotation of a part of each head": _partial(config),
+        f"{config.num_attention_heads} heads over {config.num_key_value_heads}": config.num_attention_heads
+        % config.num_key_value_heads,
         "odd sizes": config.hidden_size % 2 or config.intermediate_size % 2,
         "layers of other types": set(getattr(config, "layer_types", None) or ())
         - {"full_attention", "sliding_attention"},
         "an adapter on its head": adapter is not None and any(".layers." not in name for name in adapter.pairs),
         "weights of other names or shapes": _expected(config, tensors)
         != {name: tensors.shape(name) for name in tensors if not _repeated(config, name)},
+        "a head that is not the embedding it is tied to": _untied(config, tensors),
     }
     return next((f"it has {what}" for what, wrong in checks.items() if wrong), None)
 
@@ -104,8 +115,29 @@ def _repeated(config: Any, name: str) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (is_tied(config) and name == f"{HEAD}.weight")
 
 
+def _untied(config: Any, tensors: Tensors) -> bool:
+    """Whether a checkpoint ties its head to the embedding and then holds another head, which transformers takes."""
+    name = f"{HEAD}.weight"
+    if not is_tied(config) or name not in tensors or EMBEDDING not in tensors:
+        return False
+    return not torch.equal(tensors[name], tensors[EMBEDDING])
+
+
+def _partial(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0) != 1.0
+
+
+def _biased(config: Any) -> set[str]:
+    """Names of the projections that have a bias."""
+    own, ff = getattr(config, "attention_bias", False), getattr(config, "mlp_bias", False)
+    found = set(PROJECTIONS["self_attn"]) if own and config.model_type in ("llama", "qwen3") else set()
+    found |= {"q_proj", "k_proj", "v_proj"} if config.model_type == "qwen2" else set()
+    return found | (set(PROJECTIONS["mlp"]) if ff and config.model_type == "llama" else set())
+
+
 def _expected(config: Any, tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor by name; optional ones are expected where they are."""
+    """The shape of every tensor by name, as transformers' network of the config has them."""
     hidden, ff, dim = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     sizes = {
@@ -117,19 +149,19 @@ def _expected(config: Any, tensors: Tensors) -> dict[str, tuple[int, ...]]:
         "up_proj": (ff, hidden),
         "down_proj": (hidden, ff),
     }
-    vocab = tensors.shape(EMBEDDING) if EMBEDDING in tensors else (0, hidden)
-    found: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab[0], hidden), NORM: (hidden,)}
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if not is_tied(config):
-        found[f"{HEAD}.weight"] = (vocab[0], hidden)
+        found[f"{HEAD}.weight"] = (config.vocab_size, hidden)
+    biased, normed = _biased(config), config.model_type == "qwen3"
     for index in range(config.num_hidden_layers):
         layer = f"model.layers.{index}."
         for name, size in zip(NORMS, (hidden, hidden, dim, dim), strict=True):
-            if layer + name in tensors or size == hidden and "self_attn" not in name:
+            if normed or "self_attn" not in name:
                 found[layer + name] = (size,)
         for part, names in PROJECTIONS.items():
             for name in names:
                 found[f"{layer}{part}.{name}.weight"] = sizes[name]
-                if f"{layer}{part}.{name}.bias" in tensors:
+                if name in biased:
                     found[f"{layer}{part}.{name}.bias"] = sizes[name][:1]
     return found
 
@@ -211,11 +243,11 @@ def _fused(tensors: Tensors, names: list[str], adapter: Adapter | None) -> Weigh
         )
     if adapter is None or not any(name in adapter.pairs for name in names):
         return Weight(matrix, bias)
-    downs, ups = [], []
-    for name, weight in zip(names, each, strict=True):
-        down, up = adapter.pairs.get(name, (weight.new_zeros(0, weight.shape[1]), weight.new_zeros(len(weight), 0)))
-        downs.append(down.float())
-        ups.append(adapter.scale * up.float())
+    each_update = [
+        (down.float(), adapter.scale * up.float())
+        for down, up in (adapter.pairs.get(n, Weight(w).update) for n, w in zip(names, each, strict=True))
+    ]
+    downs, ups = zip(*each_update, strict=True)
     return Weight(matrix, bias, torch.cat(downs), torch.block_diag(*ups))
 
 
