@@ -1,8 +1,9 @@
 """All checks that need a GPU, in one script of at most ten minutes on one card: python bench/gpu.py [--out FILE]
 
-Parity: the native backbone against transformers on random networks of every shape, float32 and bfloat16, with and
-without CUDA graphs, drafts gated per token. Speed: forwards per second of the native backbone at 135M, 1.5B and 7B
-shapes with random weights, batch 1, 8 and 32, beside transformers' `generate` with a static cache and torch.compile.
+Parity: the native backbone against transformers on random networks of every shape, float32 and bfloat16, as recorded
+CUDA graphs and as it is, and drafts gated per token against a merged network. Speed, at 135M, 1.5B and 7B shapes with
+random weights, batch 1, 8 and 32: forwards per second behind a prefix, and whole answers of our engine in mode ar
+beside transformers' `generate` with a static cache and torch.compile, on the same prompts.
 Without a card, `--device cpu` runs the parity part (that is what the tests do).
 """
 
@@ -15,7 +16,10 @@ from typing import Any
 
 import torch
 
-from unmask.model.adapters import Adapter
+from unmask.config import Decoding
+from unmask.engine import Engine
+from unmask.events import Request
+from unmask.model.adapters import Adapter, merged
 from unmask.model.backbone import Feed
 from unmask.model.native.gpu import GpuBackbone
 from unmask.model.tensors import ModelTensors
@@ -72,27 +76,61 @@ def parity(device: str) -> dict[str, float]:
             ours.forward(cache, [1], [causal(tokens[:25], read=[])])
             rows = ours.forward(cache, [0, 1], [causal(tokens), causal(tokens[25:], 25)])
             again = ours.forward(cache, [0, 1], [causal(tokens), causal(tokens[25:], 25)])  # a replayed graph
+            plain = unrecorded(ours, ours.new_cache(3, 64), [0], [causal(tokens)])
             off = max((rows[:40] - expected).abs().max(), (rows[40:] - expected[25:]).abs().max())
             found[f"{kind}_{str(dtype).removeprefix('torch.')}"] = float(off / expected.abs().max())
             assert float(off / expected.abs().max()) < TOLERANCE[dtype], (kind, dtype, float(off))
             assert torch.allclose(rows, again), (kind, dtype)
+            assert torch.allclose(rows[:40], plain, atol=float(TOLERANCE[dtype] * expected.abs().max())), (kind, dtype)
+        found[f"{kind}_draft"] = gated(model.float(), device, tokens)
     return found
+
+
+def unrecorded(ours: GpuBackbone, cache: Any, rows: list[int], feeds: list[Feed]) -> torch.Tensor:
+    """The same forward without a CUDA graph."""
+    with torch.inference_mode():
+        inputs, reads = ours._inputs(cache, rows, feeds)
+        return ours._run(cache, inputs, cache.capacity)[:reads]
+
+
+def gated(model: Any, device: str, tokens: list[int]) -> float:
+    """Largest difference of a draft in float32 with unmerged adapters, beside a committed row, to a merged network."""
+    pairs = {
+        name: (torch.randn(4, part.in_features) * 0.1, torch.randn(part.out_features, 4) * 0.1)
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and ".layers." in name
+    }
+    adapter = Adapter(pairs, 0.5, None)
+    ours, draft = backbone(model, device, torch.float32, adapter), causal(tokens)
+    draft = Feed(draft.tokens, 0, draft.ends, draft.masked, draft.read, draft=True)
+    rows = ours.forward(ours.new_cache(2, 64), [0, 1], [draft, causal(tokens)])
+    with torch.inference_mode():
+        each = [net(torch.tensor([tokens], device=device)).logits[0] for net in (merged(model, adapter), model)]
+    off = max((rows[:40] - each[0]).abs().max(), (rows[40:] - each[1]).abs().max())
+    assert float(off / each[0].abs().max()) < TOLERANCE[torch.float32], float(off)
+    return float(off / each[0].abs().max())
 
 
 def per_second(work: Any, device: str, steps: int) -> float:
     """Calls per second, after three that are not timed."""
     for _ in range(3):
         work()
-    torch.cuda.synchronize(device)
+    wait(device)
     began = time.perf_counter()
     for _ in range(steps):
         work()
-    torch.cuda.synchronize(device)
+    wait(device)
     return steps / (time.perf_counter() - began)
 
 
+def wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
 def speed(name: str, device: str, batches: list[int]) -> dict[str, float]:
-    """Forwards per second behind a prefix, one and eight new positions, and tokens per second of `generate`."""
+    """Forwards per second behind a prefix, one and eight new positions; tokens per second of our engine in mode ar and
+    of `generate`, for the same prompts."""
     size = SIZES[name]
     names = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
     names |= {"kv": "num_key_value_heads", "ff": "intermediate_size", "vocab": "vocab_size"}
@@ -115,8 +153,11 @@ def speed(name: str, device: str, batches: list[int]) -> dict[str, float]:
                 model.generate(prompt, attention_mask=torch.ones_like(prompt), cache_implementation="static", **options)
 
         theirs = per_second(generate, device, 2) * STEPS
-        found[f"{name}_batch{batch}_transformers"] = theirs
-        found[f"{name}_batch{batch}_vs_transformers"] = found[f"{name}_batch{batch}_positions1"] / theirs
+        asked = [Request([5] * PREFIX, Decoding(mode="ar", max_new_tokens=STEPS, stop_ids=()))] * batch
+        engine = Engine(ours, None, None, batch_size=batch)  # one engine, so that its graphs are recorded once
+        own = per_second(lambda engine=engine, asked=asked: engine.generate(asked), device, 2) * STEPS
+        found |= {f"{name}_batch{batch}_ar": own * batch, f"{name}_batch{batch}_transformers": theirs * batch}
+        found[f"{name}_batch{batch}_vs_transformers"] = own / theirs
     return found
 
 

@@ -5,14 +5,16 @@ import json
 import pytest
 from tiny import MASK, byte_tokenizer, tiny_model
 
+import unmask
 from unmask import cli
 from unmask.bench import clock, footprint
-from unmask.bench.answers import compared, equal_texts, prompts_of, rate, ratio
+from unmask.bench.answers import answered, compared, equal_texts, prompts_of, rate, ratio
 from unmask.bench.limits import Limits
+from unmask.bench.run import faster_peer
 from unmask.bench.sections import modes_figures
 from unmask.bench.settings import WORKLOADS, Bench
 from unmask.config import BlockSpec
-from unmask.errors import ConfigError
+from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.model.checkpoint import save_full
 
 
@@ -136,6 +138,35 @@ def test_candidates_take_turns_after_each_has_run_once(monkeypatch):
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
     times = clock.in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b"] * 3 and times == {"a": 1, "b": 1}
+
+
+def test_memory_and_start_are_those_of_real_processes(causal):
+    held = footprint.memory(str(causal), "fp32")
+    assert 0 < held["minimum"] < 2e6 and held["peak"] < 200e6
+    assert 0.2 < footprint.first_token(str(causal), None) < 60
+
+
+def test_a_command_that_fails_has_no_start(tmp_path):
+    with pytest.raises(UnmaskError, match=r"first token could not be timed: .*no-such"):
+        footprint.first_token(str(tmp_path / "no-such"), None)
+    with pytest.raises(UnmaskError, match="a measuring process failed"):
+        footprint.memory(str(tmp_path / "no-such"), None)
+
+
+def test_a_model_without_words_is_refused_before_anything_is_measured(tmp_path, capsys):
+    save_full(tiny_model(), None, BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK), tmp_path / "mute")
+    assert cli.main(["bench", "--model", str(tmp_path / "mute"), "--out", str(tmp_path / "out")]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_prompt_without_an_answer_ends_the_measurement(causal):
+    with pytest.raises(RequestError, match="cannot be answered: .*2048"):
+        answered(unmask.load(causal), [[1] * 3000], max_new_tokens=4)
+
+
+def test_transformers_runs_in_the_type_that_is_faster_here(causal):
+    assert faster_peer(str(causal), "fp32").kind == "float32"
+    assert faster_peer(str(causal), "bf16").kind in ("bfloat16", "float32")
 
 
 def test_memory_counts_from_where_it_is_restarted():

@@ -2,11 +2,14 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from unmask.api import Model
 from unmask.bench.clock import in_turn
+from unmask.errors import RequestError
+from unmask.events import Answer
 from unmask.model.peer import Peer
 
 Row = dict[str, Any]
@@ -19,45 +22,65 @@ def prompts_of(workload: str) -> list[str]:
 
 
 def by_mode(model: Model, modes: list[str], workloads: list[str], batches: list[int], limit: int) -> list[Row]:
-    """Per workload, batch size and mode: tokens, seconds and forwards of as many answers as the batch is large.
+    """Per workload, batch size and mode: tokens, seconds and forwards of the answers to the same prompts.
 
-    Modes take turns on the same prompts. Prompt tokens and end tokens do not count; the time of prompts does.
+    There are four prompts, or one batch if that is more; modes take turns batch by batch. Prompt tokens and end tokens
+    do not count; the time of prompts does.
     """
-    rows = []
-    for mode in modes:
-        model.generate(prompts_of(workloads[0])[:1], mode=mode, max_new_tokens=4)
-    for batch in batches:
-        for workload in workloads:
-            for mode in modes:
-                rows.append(_measured(model, workload, batch, mode=mode, max_new_tokens=limit))
-    return rows
+    settings = [{"mode": mode, "max_new_tokens": limit} for mode in modes]
+    return [row for batch in batches for workload in workloads for row in _in_turn([model], workload, batch, settings)]
 
 
 def by_threshold(model: Model, thresholds: list[float], batches: list[int], limit: int) -> list[Row]:
     """The same for mode threshold under both schedules, beside mode ar, on prompts of mathematics."""
-    rows = []
-    for batch in batches:
-        rows.append(_measured(model, "math", batch, mode="ar", max_new_tokens=limit))
-        for threshold in thresholds:
-            for schedule in ("reference", "fused"):
-                fields = {"mode": "threshold", "threshold": threshold, "schedule": schedule}
-                rows.append(_measured(model, "math", batch, **fields, max_new_tokens=limit))
+    settings: list[Row] = [{"mode": "ar", "max_new_tokens": limit}]
+    for threshold in thresholds:
+        for schedule in ("reference", "fused"):
+            settings.append(
+                {"mode": "threshold", "threshold": threshold, "schedule": schedule, "max_new_tokens": limit}
+            )
+    return [row for batch in batches for row in _in_turn([model], "math", batch, settings)]
+
+
+def by_backbone(model: Model, other: Model, modes: list[str], limit: int) -> dict[str, tuple[float, float]]:
+    """Per mode: tokens per second of `model` and of `other` at batch 1 on the same prompts, in turn."""
+    settings = [{"mode": mode, "max_new_tokens": limit} for mode in modes]
+    rows = _in_turn([model, other], "math", 1, settings)
+    pairs = zip(rows[: len(modes)], rows[len(modes) :], strict=True)
+    return {ours["mode"]: (rate([ours]) or 0.0, rate([theirs]) or 0.0) for ours, theirs in pairs}
+
+
+def _in_turn(models: list[Model], workload: str, batch: int, settings: list[Row]) -> list[Row]:
+    """A row per model and settings; they take turns batch by batch, each having answered one prompt before."""
+    rows = [
+        {**each, "workload": workload, "batch": batch, "tokens": 0, "seconds": 0.0, "forwards": 0, "checks": 0}
+        | {"texts": []}
+        for _ in models
+        for each in settings
+    ]
+    pairs = [(model, each) for model in models for each in settings]
+    prompts = (prompts_of(workload) * batch)[: max(batch, 4)]
+    for model, each in pairs:
+        model.batch_size = batch
+        model.generate(prompts[:1], **each | {"max_new_tokens": 4})
+    for start in range(0, len(prompts), batch):
+        for row, (model, each) in zip(rows, pairs, strict=True):
+            answers = answered(model, prompts[start : start + batch], **each)
+            row["tokens"] += sum(a.completion_tokens for a in answers)
+            row["seconds"] += answers[0].batch_seconds or 0.0
+            row["forwards"] += sum(a.forwards for a in answers)
+            row["checks"] += sum(a.forwards_by_kind.get("check", 0) for a in answers)
+            row["texts"] += [a.token_ids for a in answers]
     return rows
 
 
-def _measured(model: Model, workload: str, batch: int, **decoding: Any) -> Row:
-    model.batch_size = batch
-    prompts = (prompts_of(workload) * batch)[: max(batch, 4)]
+def answered(model: Model, prompts: Sequence[Any], **decoding: Any) -> list[Answer]:
+    """The answers; a prompt that cannot be answered ends the measurement with its error."""
     answers = model.generate(prompts, **decoding)
-    return decoding | {
-        "workload": workload,
-        "batch": batch,
-        "tokens": sum(a.completion_tokens for a in answers),
-        "seconds": answers[0].batch_seconds,
-        "forwards": sum(a.forwards for a in answers),
-        "checks": sum(a.forwards_by_kind.get("check", 0) for a in answers),
-        "texts": [a.token_ids for a in answers],
-    }
+    for answer in answers:
+        if answer.error is not None:
+            raise RequestError(f"a prompt of the benchmark cannot be answered: {answer.error}")
+    return answers
 
 
 def compared(rows: list[Row], **which: Any) -> tuple[float | None, float | None, float | None, float | None]:
@@ -102,8 +125,8 @@ def beside(model: Model, other: Any, prompts: list[str], limit: int) -> tuple[fl
     ours, theirs = [], []
     for prompt in [prompts[0], *prompts]:  # the first once more, to warm up
         ids = model.encode(prompt)
-        answer = model.generate([ids], mode="ar", max_new_tokens=limit)[0]
-        ours.append(answer.completion_tokens / answer.seconds)
+        [answer] = answered(model, [ids], mode="ar", max_new_tokens=limit)
+        ours.append(answer.completion_tokens / (answer.batch_seconds or answer.seconds))
         written, taken = other(ids, limit)
         theirs.append(len(written) / taken)
     return statistics.median(ours[1:]), statistics.median(theirs[1:])
@@ -121,13 +144,3 @@ def llama_cpp_peer(gguf: str, threads: int) -> Any:
     from unmask.model.peer import LlamaCpp
 
     return LlamaCpp(gguf, threads).greedy
-
-
-def by_mode_alone(model: Model, modes: list[str], prompts: list[str], limit: int) -> dict[str, float]:
-    """Tokens per second of each mode at batch 1, prompt by prompt."""
-    model.batch_size, found = 1, {}
-    for mode in modes:
-        model.generate(prompts[:1], mode=mode, max_new_tokens=2)
-        answers = model.generate(prompts, mode=mode, max_new_tokens=limit)
-        found[mode] = sum(a.completion_tokens for a in answers) / answers[0].batch_seconds
-    return found

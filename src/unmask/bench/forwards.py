@@ -62,7 +62,8 @@ def cost(backbone: Any, prefix: int, positions: int) -> tuple[float, float]:
     head = shape.vocab * shape.hidden
     products = 2.0 * ((shape.values - head) * positions + head)
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * (prefix + positions) * positions
-    return network.nbytes + cache, products + attention
+    unread = 0 if network.parts.embedding is None else network.parts.embedding.nbytes  # but for a row per position
+    return network.nbytes - unread + cache, products + attention
 
 
 def _feed(tokens: list[int], start: int, n: int) -> Feed:

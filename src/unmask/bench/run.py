@@ -7,6 +7,7 @@ import torch
 
 from unmask.api import Model, load
 from unmask.bench import answers, footprint, forwards, sections, types
+from unmask.bench.clock import in_turn
 from unmask.bench.limits import measure_limits
 from unmask.bench.settings import Bench
 from unmask.errors import UnsupportedModelError
@@ -19,9 +20,11 @@ Say = Callable[[str], None]
 
 def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say: Say = print) -> Report:
     """Measure the model `ref` and write report.json, report.md and report.html into `out`."""
-    model = load(ref, dtype=dtype, batch_size=1)
+    model = load(ref, dtype=dtype, device="cpu", batch_size=1)
     if not model.backbone.ragged:
         raise UnsupportedModelError(f"bench measures the native backbone, which cannot run {ref} here")
+    if model.tokenizer is None:
+        raise UnsupportedModelError(f"bench asks questions in words, and {ref} has no tokenizer; add one to it")
     report = Report(f"unmask bench: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype or "own"})
     for section in _sections(model, ref, settings, dtype, say):
         report.add(section)
@@ -34,31 +37,36 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
 def _sections(model: Model, ref: str, settings: Bench, dtype: str | None, say: Say) -> Iterator[Section]:
     """Each part of the report as it is measured."""
     against, rounds = settings.names("against"), settings.rounds
-    theirs = (
-        None if dtype == "int8" else dtype
-    )  # the others hold no weights in bytes: they run the checkpoint's own type
     limits = measure_limits(model.backbone.network.nbytes)
     yield sections.limits_section(limits, model.backbone.network.nbytes)
-    peer = Peer(ref, theirs) if "transformers" in against else None
+    peer = faster_peer(ref, dtype) if {"transformers", "universal"} & set(against) else None
+    beside = peer if "transformers" in against else None
     say(f"forwards behind {settings.prefix} positions …")
-    rows = forwards.by_positions(model.backbone, peer, limits, settings.numbers("positions"), settings.prefix, rounds)
+    rows = forwards.by_positions(model.backbone, beside, limits, settings.numbers("positions"), settings.prefix, rounds)
     yield sections.forwards_section(rows)
     say("forwards by context length …")
     yield sections.context_section(forwards.by_context(model.backbone, settings.numbers("context"), rounds))
-    yield from _answers(model, peer, settings, against, say)
-    if "universal" in against:
+    yield from _answers(model, beside, settings, against, say)
+    if peer is not None and "universal" in against:
         say("the universal backbone …")
-        other = load(ref, dtype=theirs, backbone="universal", batch_size=1)
-        modes, prompts = _modes(model, settings), answers.prompts_of("math")[:2]
-        limit = min(settings.max_new_tokens, 24)
-        slow = answers.by_mode_alone(other, modes, prompts, limit)
-        yield sections.universal_section(slow, answers.by_mode_alone(model, modes, prompts, limit))
-    if model.tokenizer is not None:
-        say("number types …")
-        yield sections.types_section(types.by_type(ref, answers.prompts_of("math")[:3], settings.max_new_tokens))
+        other = load(ref, dtype=peer.dtype, device="cpu", backbone="universal", batch_size=1)
+        rates = answers.by_backbone(model, other, _modes(model, settings), min(settings.max_new_tokens, 24))
+        yield sections.universal_section(rates, peer.kind)
+    say("number types …")
+    yield sections.types_section(types.by_type(ref, answers.prompts_of("math")[:3], settings.max_new_tokens))
     say("memory and first token …")
     held = {kind: footprint.memory(ref, kind) for kind in KINDS}
     yield sections.footprint_section(held, model.backbone.network.parts.kind, footprint.first_token(ref, dtype))
+
+
+def faster_peer(ref: str, dtype: str | None) -> Peer:
+    """transformers on the same weights, in the type asked for (int8: the checkpoint's own) or in float32, whichever
+    gives a token sooner here: many CPUs have no bfloat16 arithmetic, and nobody would choose it there."""
+    peers = [Peer(ref, None if dtype == "int8" else dtype)]
+    if peers[0].dtype != torch.float32:
+        peers.append(Peer(ref, torch.float32))
+    times = [min(in_turn(peer.forwards([1] * 64, [1]), 3).values()) for peer in peers]
+    return peers[times.index(min(times))]
 
 
 def _modes(model: Model, settings: Bench) -> list[str]:
@@ -78,7 +86,8 @@ def _answers(model: Model, peer: Peer | None, settings: Bench, against: list[str
         others["llama.cpp"] = answers.llama_cpp_peer(settings.gguf, torch.get_num_threads())
     for name, other in others.items():
         say(f"mode ar beside {name} …")
-        yield sections.peer_section(name, *answers.beside(model, other, prompts, limit))
+        kind = peer.kind if peer is not None and name == "transformers" else "its file's type"
+        yield sections.peer_section(name, kind, *answers.beside(model, other, prompts, limit))
     say("answers by mode, batch size and workload …")
     rows = answers.by_mode(model, _modes(model, settings), workloads, settings.numbers("batch"), limit)
     yield sections.modes_section(rows)

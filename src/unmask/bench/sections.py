@@ -54,10 +54,9 @@ def context_section(rows: list[dict[str, float]]) -> Section:
     return section
 
 
-def peer_section(name: str, ours: float, theirs: float) -> Section:
-    section = Section(
-        f"Mode ar beside {name}", "Tokens per second at batch 1, prompt by prompt in turn.", ("", "tok/s")
-    )
+def peer_section(name: str, kind: str, ours: float, theirs: float) -> Section:
+    about = f"Tokens per second at batch 1, prompt by prompt in turn; {name} in {kind}."
+    section = Section(f"Mode ar beside {name}", about, ("", "tok/s"))
     section.row("unmask", ours)
     section.row(name, theirs)
     section.figures[f"ar_vs_{name.replace('.', '_')}_batch1"] = ours / theirs
@@ -125,15 +124,15 @@ def threshold_section(rows: list[Row]) -> Section:
     return section
 
 
-def universal_section(theirs: dict[str, float], ours: dict[str, float]) -> Section:
+def universal_section(rates: dict[str, tuple[float, float]], kind: str) -> Section:
     section = Section(
-        "Beside the plain schedule on the universal backbone",
-        "Tokens per second at batch 1, on two prompts.",
+        "Beside the universal backbone",
+        f"Tokens per second at batch 1, prompt by prompt in turn; the universal backbone in {kind}.",
         ("mode", "native tok/s", "universal tok/s", "times"),
     )
-    for mode, their in theirs.items():
-        section.row(mode, ours[mode], their, ours[mode] / their)
-        section.figures[f"{mode}_native_vs_universal"] = ours[mode] / their
+    for mode, (ours, theirs) in rates.items():
+        section.row(mode, ours, theirs, ours / theirs)
+        section.figures[f"{mode}_native_vs_universal"] = ours / theirs
     return section
 
 

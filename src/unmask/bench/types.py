@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from unmask.api import Model, load
+from unmask.bench.answers import answered
 from unmask.model.backbone import Feed
 
 KINDS = ("fp32", "bf16", "int8")
@@ -26,12 +27,12 @@ LONGEST, PIECE = 1024, 256
 
 def by_type(ref: str, prompts: list[str], limit: int) -> list[dict[str, Any]]:
     """Per type: tokens per second at batch 1 (types take turns prompt by prompt), loss, and MB of weights."""
-    models = {kind: load(ref, dtype=kind, batch_size=1) for kind in KINDS}
+    models = {kind: load(ref, dtype=kind, device="cpu", batch_size=1) for kind in KINDS}
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for prompt in [prompts[0], *prompts]:  # the first once more, to warm up
         for kind, model in models.items():
-            [answer] = model.generate([prompt], mode="ar", max_new_tokens=limit)
-            rates[kind].append(answer.completion_tokens / answer.seconds)
+            [answer] = answered(model, [prompt], mode="ar", max_new_tokens=limit)
+            rates[kind].append(answer.completion_tokens / (answer.batch_seconds or answer.seconds))
     return [
         {
             "type": kind,

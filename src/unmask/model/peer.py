@@ -1,7 +1,6 @@
 """What a user would otherwise run, for comparison: transformers and llama.cpp, with the same threads."""
 
 import copy
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from unmask.errors import CheckpointError
 from unmask.model.checkpoint import load_checkpoint
 from unmask.model.skinny import plain_linear
+from unmask.model.universal import interface
 
 ATTENTIONS = ("sdpa", "eager")
 
@@ -20,6 +20,15 @@ class Peer:
 
     def __init__(self, ref: str, dtype: str | torch.dtype | None = None) -> None:
         self.checkpoint = load_checkpoint(ref, dtype=dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.checkpoint.dtype
+
+    @property
+    def kind(self) -> str:
+        """Its number type's name."""
+        return str(self.dtype).removeprefix("torch.")
 
     def greedy(self, prompt: list[int], max_new_tokens: int) -> tuple[list[int], float]:
         """(token ids without the end token, seconds) of a greedy answer by `generate`, in inference mode, batch 1."""
@@ -43,8 +52,7 @@ class Peer:
     def forwards(self, prefix: list[int], tokens: list[int]) -> dict[str, Callable[[], object]]:
         """A forward over `tokens` behind a cached `prefix` that gives the last one's logits, by kind of attention."""
         model: Any = self.checkpoint.model
-        name = "cache" if "cache" in inspect.signature(type(model.get_decoder()).forward).parameters else ""
-        name = name or "past_key_values"
+        name, _ = interface(model.get_decoder())
         made: dict[str, Callable[[], object]] = {}
         for attention in ATTENTIONS:
             with torch.inference_mode(), plain_linear():

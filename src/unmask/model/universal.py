@@ -38,7 +38,7 @@ class UniversalBackbone:
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.max_positions = getattr(config, "max_position_embeddings", None) or 2**31
         self.windows = layer_windows(config)
-        check_windows(self.windows, _interface(model.get_decoder())[1], config.model_type)
+        check_windows(self.windows, interface(model.get_decoder())[1], config.model_type)
         self.device = next(model.parameters()).device
 
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
@@ -120,7 +120,7 @@ def decoder(model: Any, embedded: Tensor, positions: Tensor, masks: dict[str, Te
     masks: Bool [row, 1, query, key] by layer type. The name of the cache argument changed in transformers 5.2x.
     """
     body = model.get_decoder()
-    cache_name, takes_mapping = _interface(body)
+    cache_name, takes_mapping = interface(body)
     mask = masks if takes_mapping else next(iter(masks.values()))
     out = body(
         inputs_embeds=embedded,
@@ -139,7 +139,7 @@ def head(model: Any, hidden: Tensor) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _interface(body: nn.Module) -> tuple[str, bool]:
+def interface(body: nn.Module) -> tuple[str, bool]:
     """The name of a network's cache argument, and whether it picks its mask by layer type from a mapping."""
     kind = type(body)
     if kind not in _INTERFACES:

@@ -104,10 +104,14 @@ class CpuNetwork:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """All weights; the rough network shares some with the network it was made from."""
         parts = self.parts
         tensors = [t for layer in parts.layers for t in layer.norms]
         tensors += [t for panels in self._matrices() for t in panels.tensors]
-        return sum(t.nbytes for t in (*tensors, parts.norm, parts.embedding, parts.mask) if t is not None)
+        return [t for t in (*tensors, parts.norm, parts.embedding, parts.mask) if t is not None]
 
     def _matrices(self) -> Iterable[Panels]:
         yield self.parts.head

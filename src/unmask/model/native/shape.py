@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unmask.model.adapters import Adapter
 from unmask.model.tensors import FileTensors, ModelTensors
+from unmask.model.universal import layer_windows
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -268,8 +269,6 @@ def _head_dim(config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int, ...]:
-    window = getattr(config, "sliding_window", None) or 0
-    if getattr(config, "use_sliding_window", True) is False:
-        window = 0
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    by_kind = layer_windows(config)
+    kinds = getattr(config, "layer_types", None) or ["all"] * config.num_hidden_layers
+    return tuple(by_kind[kind] or 0 for kind in kinds)
