@@ -29,6 +29,7 @@ class ScriptedBackbone:
     """
 
     name, ragged, gates = "scripted", False, False
+    position_bytes, device = 0, torch.device("cpu")
 
     def __init__(self, script: Script, vocab_size: int = 64, max_positions: int = 4096) -> None:
         self.script, self.vocab_size, self.max_positions = script, vocab_size, max_positions

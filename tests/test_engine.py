@@ -9,6 +9,7 @@ from tiny import MASK as BYTE_MASK
 from tiny import byte_tokenizer, native, tiny_model
 
 from unmask import decode
+from unmask import engine as engine_module
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
@@ -278,6 +279,18 @@ def test_a_long_prompt_in_pieces_is_the_same_prompt(mode, spec, length, monkeypa
     pieces = ask(backbone, request, spec=spec)[0]
     assert pieces.token_ids == whole.token_ids and pieces.forwards_by_kind == whole.forwards_by_kind
     assert max(fed) <= 19 and pieces.positions_computed == whole.positions_computed
+
+
+def test_buffers_that_do_not_fit_into_memory(monkeypatch):
+    """A row that cannot fit is refused alone, with both numbers; of rows that can, as many run at once as fit."""
+    backbone = ScriptedBackbone(writes([], start=0, filler=9))
+    monkeypatch.setattr(backbone, "position_bytes", 10**6)
+    monkeypatch.setattr(engine_module, "available_memory", lambda device: 150 * 10**6)
+    requests = [Request([who] * 3, ids(mode="ar", max_new_tokens=n)) for who, n in ((1, 4), (2, 500), (3, 4), (4, 4))]
+    found = ask(backbone, *requests, batch_size=4)
+    assert [len(answer.token_ids) for answer in found] == [4, 0, 4, 4]
+    assert "need 0.5 GB, 0.1 GB are free; lower max_new_tokens" in str(found[1].error)
+    assert max(len(call) for call in backbone.calls) == 2
 
 
 def test_a_forward_over_many_long_prompts_is_bounded(monkeypatch):

@@ -16,9 +16,10 @@ from unmask import decode
 from unmask.config import BlockSpec
 from unmask.core.propose import Proposals, propose
 from unmask.decode import MODES, Row, Step, check_prompt
-from unmask.errors import RequestError, UnmaskError
+from unmask.errors import CapacityError, RequestError, UnmaskError
 from unmask.events import Answer, Committed, Event, Finished, Provisional, Request, refusal
 from unmask.model.backbone import Backbone, Cache
+from unmask.model.files import available_memory
 from unmask.resolve import resolve
 from unmask.text import Stream
 
@@ -238,12 +239,29 @@ class Engine:
                 value="fused",
             )
         check_prompt(prompt, settings.max_new_tokens, self.backbone.vocab_size, self.backbone.max_positions)
+        self._check_memory(len(prompt) + settings.max_new_tokens + settings.block_size)
         random = torch.Generator()
         if settings.seed is None:
             random.seed()
         else:
             random.manual_seed(settings.seed % 2**63)
         return Row(prompt, settings, self.spec, random, request.provisional)
+
+    def _check_memory(self, positions: int) -> None:
+        """CapacityError where the buffers of a single row of so many positions exceed the memory that is free."""
+        if self.cache is not None and self.cache.capacity >= positions:
+            return
+        needed, free = positions * self.backbone.position_bytes, available_memory(self.backbone.device)
+        if free is not None and needed > free:
+            raise CapacityError(
+                f"keys and values of {positions} positions need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
+                "lower max_new_tokens or shorten the prompt"
+            )
+
+    def _rows_that_fit(self) -> int:
+        """So many rows of the batch, at least one, as the memory that is free holds buffers for."""
+        free, each = available_memory(self.backbone.device), self.capacity * self.backbone.position_bytes
+        return self.rows if free is None or not each else max(1, min(self.rows, int(0.9 * free / each)))
 
     def _may_fuse(self) -> bool:
         """Whether committed and drafted tokens can share a forward: not where two networks compute them."""
@@ -261,6 +279,7 @@ class Engine:
             if not self.live and (self.cache is None or self.cache.rows != self.rows or self.cache.capacity < need):
                 self.capacity = -(-max(self.capacity, need) // 64) * 64
                 self.cache = None
+                self.rows = self._rows_that_fit()
                 self.cache = self.backbone.new_cache(self.rows, self.capacity)
             if self.cache is None or self.cache.capacity < need:
                 return

@@ -1,6 +1,7 @@
 """The benchmark on a tiny model: every section, figure and file; what it measures is not what is tested."""
 
 import json
+import re
 
 import pytest
 from tiny import MASK, byte_tokenizer, tiny_model
@@ -157,6 +158,33 @@ def test_a_model_without_words_is_refused_before_anything_is_measured(tmp_path, 
     save_full(tiny_model(), None, BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK), tmp_path / "mute")
     assert cli.main(["bench", "--model", str(tmp_path / "mute"), "--out", str(tmp_path / "out")]) == 2
     assert "has no tokenizer" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prefix", "5000"], "prefix 5000 and positions 1,8,32,128 reach 5128; .* has 2048"),
+        (["--positions", "9000"], "reach 9512"),
+        (["--max-new-tokens", "1500"], "max_new_tokens is 1500; allowed: up to 1024"),
+        (["--against", "llama.cpp", "--gguf", "no-such.gguf"], "llama.cpp"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_first(causal, tmp_path, words, said, capsys):
+    assert cli.main(["bench", "--model", str(causal), "--out", str(tmp_path / "out"), *words]) == 2
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "out").exists()
+
+
+def test_a_plain_model_has_no_other_mode(tmp_path, capsys):
+    tiny_model().save_pretrained(tmp_path / "plain")
+    byte_tokenizer().save_pretrained(tmp_path / "plain")
+    words = ["bench", "--model", str(tmp_path / "plain"), "--out", str(tmp_path / "out"), "--modes", "verified"]
+    assert cli.main(words) == 2 and "of which" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_to_is_known_first(causal, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert cli.main(["bench", "--model", str(causal), "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write the report" in capsys.readouterr().err
 
 
 def test_a_prompt_without_an_answer_ends_the_measurement(causal):

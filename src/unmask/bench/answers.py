@@ -80,6 +80,8 @@ def answered(model: Model, prompts: Sequence[Any], **decoding: Any) -> list[Answ
     for answer in answers:
         if answer.error is not None:
             raise RequestError(f"a prompt of the benchmark cannot be answered: {answer.error}")
+    if not any(answer.completion_tokens for answer in answers):
+        raise RequestError("the model ends its answers at once, so there is nothing to measure; use another model")
     return answers
 
 
@@ -129,7 +131,7 @@ def beside(model: Model, other: Any, prompts: list[str], limit: int) -> tuple[fl
         ours.append(answer.completion_tokens / (answer.batch_seconds or answer.seconds))
         written, taken = other(ids, limit)
         theirs.append(len(written) / taken)
-    return statistics.median(ours[1:]), statistics.median(theirs[1:])
+    return statistics.median(ours[1:]), max(statistics.median(theirs[1:]), 1e-9)
 
 
 def transformers_peer(peer: Peer) -> Any:

@@ -10,7 +10,7 @@ from unmask.bench import answers, footprint, forwards, sections, types
 from unmask.bench.clock import in_turn
 from unmask.bench.limits import measure_limits
 from unmask.bench.settings import Bench
-from unmask.errors import UnsupportedModelError
+from unmask.errors import ConfigError, UnsupportedModelError
 from unmask.model.native.panels import KINDS
 from unmask.model.peer import Peer
 from unmask.report import Report, Section, machine
@@ -23,15 +23,35 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
     model = load(ref, dtype=dtype, device="cpu", batch_size=1)
     if not model.backbone.ragged:
         raise UnsupportedModelError(f"bench measures the native backbone, which cannot run {ref} here")
-    if model.tokenizer is None:
-        raise UnsupportedModelError(f"bench asks questions in words, and {ref} has no tokenizer; add one to it")
+    _check(model, ref, settings)
     report = Report(f"unmask bench: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype or "own"})
+    report.write(out)  # so that a place that cannot be written to is known before anything is measured
     for section in _sections(model, ref, settings, dtype, say):
         report.add(section)
         say(section.text())
         report.write(out)
     say(f"wrote {out}/report.json, report.md and report.html")
     return report
+
+
+def _check(model: Model, ref: str, settings: Bench) -> None:
+    """Say what cannot be measured before anything is: what the model lacks, what lies beyond its positions."""
+    if model.tokenizer is None:
+        raise UnsupportedModelError(f"bench asks questions in words, and {ref} has no tokenizer; add one to it")
+    if not _modes(model, settings):
+        raise ConfigError(f"modes is '{settings.modes}', of which {ref} can do none; a plain model has mode ar only")
+    most = model.backbone.max_positions
+    reach = settings.prefix + max(settings.numbers("positions"))
+    if reach > most:
+        raise ConfigError(
+            f"prefix {settings.prefix} and positions {settings.positions} reach {reach}; {ref} has {most}"
+        )
+    if settings.max_new_tokens > most // 2:
+        raise ConfigError(
+            f"max_new_tokens is {settings.max_new_tokens}; allowed: up to {most // 2}, half of {ref}'s {most}"
+        )
+    if "llama.cpp" in settings.names("against"):
+        answers.llama_cpp_peer(settings.gguf or "", 1)
 
 
 def _sections(model: Model, ref: str, settings: Bench, dtype: str | None, say: Say) -> Iterator[Section]:

@@ -92,8 +92,9 @@ def _model(ref: str) -> Iterator[str]:
     yield f"model           {ref}: {config.model_type}, {weights.values / 1e6:.1f}M values in {_name(weights.dtype)}"
     if about:
         yield f"adapter on      {about['base']}"
-    hf.check_fits(weights, weights.dtype, torch.device("cpu"), base)
-    yield f"fits            yes, {weights.values * weights.dtype.itemsize / 1e9:.2f} GB of weights"
+    held = hf.held_as(weights.dtype, torch.device("cpu"))
+    hf.check_fits(weights, held, torch.device("cpu"), base)
+    yield f"fits            yes, {weights.values * held.itemsize / 1e9:.2f} GB of weights"
 
 
 def _name(dtype: object) -> str:

@@ -58,10 +58,13 @@ class Backbone(Protocol):
 
     ragged: whether feeds of any width share a forward at no cost; else the shorter ones are padded.
     gates: whether drafts and committed tokens may share a forward, the draft adapters acting on the former only.
+    position_bytes: what the keys and values of one position of one row take on `device`.
     """
 
     vocab_size: int
     max_positions: int
+    position_bytes: int
+    device: torch.device
     name: str
     ragged: bool
     gates: bool

@@ -24,6 +24,7 @@ from unmask.model.hf import (
     check_fits,
     device_named,
     generation_settings,
+    held_as,
     light_config,
     load_model,
     load_tokenizer,
@@ -195,8 +196,9 @@ def _load_full(
     spec = read_spec(path, config, tokenizer, mask_id)
     weights = inspect_weights(path)
     own = dtype or weights.dtype
-    held = torch.float32 if lightly and device.type == "cpu" and own == torch.float16 else own
-    check_fits(weights, held, device, path, int8=int8)
+    held = held_as(own, device) if lightly else own
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.get_text_config().hidden_size
+    check_fits(weights, held, device, path, int8=int8, looked_up=embedding)
     declared = declared_stops(config, tokenizer, generation_settings(path))
     stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     checkpoint = Checkpoint(
@@ -317,7 +319,7 @@ def _dtype(wanted: torch.dtype | str | None) -> torch.dtype | None:
     if wanted is None or isinstance(wanted, torch.dtype):
         return wanted
     if wanted not in DTYPE_NAMES:
-        raise ConfigError(f"dtype is '{wanted}'; allowed: {', '.join(DTYPE_NAMES)}")
+        raise ConfigError(f"dtype is '{wanted}'; allowed: {', '.join(DTYPE_NAMES)}, int8")
     return DTYPE_NAMES[wanted]
 
 

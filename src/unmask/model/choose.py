@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.errors import UnsupportedModelError
+from unmask.errors import ConfigError, UnsupportedModelError
 from unmask.model.checkpoint import Checkpoint
 from unmask.model.native.backbone import KIND_OF, NativeBackbone, why_not_native
 from unmask.model.native.gpu import GpuBackbone
@@ -27,6 +27,8 @@ def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say
     if reason is None:
         return _native(checkpoint, int8)
     network = checkpoint.model  # whatever is wrong with it comes first
+    if int8 and wanted == "universal":
+        raise ConfigError("dtype int8 needs the native backbone; leave out backbone universal, or take another dtype")
     if int8:
         raise UnsupportedModelError(f"dtype int8 needs the native backbone, which cannot run this model here: {reason}")
     if wanted != "universal":

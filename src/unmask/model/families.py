@@ -16,6 +16,9 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 LEARNED_POSITIONS = {"gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt"}
 STATE_SPACE = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba"}
 
+WHOLE_HEADS = {"llama", "mistral", "qwen2", "qwen3"}
+"""Families whose networks rotate whole heads, whatever their config says."""
+
 
 def check_family(config: Any, model_class: type | None) -> None:
     """Raise UnsupportedModelError, with the reason, for a transformers config that cannot be handled correctly.
@@ -72,6 +75,10 @@ def _rope(config: Any) -> str | None:
     each = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
     for rope in each:
         kind = rope.get("rope_type", "default")
+        if not isinstance(rope.get("rope_theta", 1.0), int | float):
+            return f"its rope_theta is {rope['rope_theta']!r}, not a number"
+        if kind != "default" and config.model_type in WHOLE_HEADS and (rope.get("partial_rotary_factor") or 1.0) != 1.0:
+            return f"rope scaling '{kind}' of a part of each head, which its network does not do"
         if kind == "dynamic" and rope.get("factor", 1.0) != 1.0:
             return "rope scaling 'dynamic' changes its frequencies with the length, so cached keys would be wrong"
         if kind == "longrope":

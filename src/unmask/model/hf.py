@@ -92,6 +92,10 @@ def light_config(directory: Path) -> Any | None:
     whole = whole and windows <= set(entries) and type(entries.get("tie_word_embeddings")) is bool  # type: ignore[operator]
     whole = whole and isinstance(rope, dict) and rope.get("rope_type") == "default" and "rope_theta" in rope
     whole = whole and isinstance(entries.get("rms_norm_eps"), float) and isinstance(entries.get("hidden_act"), str)
+    whole = whole and type(rope["rope_theta"]) in (int, float) and not entries.get("rope_scaling")  # type: ignore[index]
+    whole = (
+        whole and len(entries.get("layer_types") or [0] * entries["num_hidden_layers"]) == entries["num_hidden_layers"]
+    )
     if not whole or "quantization_config" in entries or not _is_plain(directory):
         return None
     config = SimpleNamespace(**entries)
@@ -140,14 +144,26 @@ def load_model(directory: Path, config: Any, model_class: type, dtype: torch.dty
     return model.to(device).eval()
 
 
+def held_as(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type in which the native backbone holds weights of a type: a CPU has no arithmetic for float16."""
+    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
+
+
 def check_fits(
-    weights: Weights, dtype: torch.dtype, device: torch.device, directory: Path, *, int8: bool = False
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    directory: Path,
+    *,
+    int8: bool = False,
+    looked_up: int = 0,
 ) -> None:
     """Raise CapacityError, with both numbers, when the weights alone exceed what is free on the device.
 
-    int8: they will be held in bytes, whatever their `dtype`.
+    int8: they will be held in bytes, whatever their `dtype`, but for `looked_up` values of an embedding, which stay.
     """
-    needed, free = weights.values * (1 if int8 else dtype.itemsize), available_memory(device)
+    needed = weights.values + looked_up * (dtype.itemsize - 1) if int8 else weights.values * dtype.itemsize
+    free = available_memory(device)
     if free is not None and needed > free:
         name = "int8" if int8 else str(dtype).removeprefix("torch.")
         smaller = "a smaller model" if int8 else "a smaller type (--dtype bf16 or int8) or a smaller model"

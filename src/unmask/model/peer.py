@@ -80,7 +80,10 @@ class LlamaCpp:
             from llama_cpp import Llama
         except ImportError:
             raise CheckpointError("llama.cpp is not installed: pip install llama-cpp-python") from None
-        self.llama = Llama(gguf, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+        try:
+            self.llama = Llama(gguf, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+        except ValueError as e:
+            raise CheckpointError(f"llama.cpp cannot load {gguf}: {e}") from None
 
     def greedy(self, prompt: list[int], max_new_tokens: int) -> tuple[list[int], float]:
         """(token ids without the end token, seconds) of a greedy answer, the prompt's time included."""

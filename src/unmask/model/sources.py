@@ -61,8 +61,19 @@ def locate(ref: str, say: Say = say_on_stderr) -> Path:
 
 
 def home() -> Path:
-    """Where converted models are kept: $UNMASK_HOME, else ~/.cache/unmask."""
-    return Path(os.environ.get("UNMASK_HOME") or Path.home() / ".cache" / "unmask").expanduser()
+    """Where converted models are kept: $UNMASK_HOME, else ~/.cache/unmask. CheckpointError where it may not be read."""
+    try:
+        place = Path(os.environ.get("UNMASK_HOME") or Path.home() / ".cache" / "unmask").expanduser()
+        readable = not place.exists() or os.access(place, os.R_OK | os.X_OK)
+    except RuntimeError:
+        raise CheckpointError(
+            "there is no home directory; set UNMASK_HOME to a directory for converted models"
+        ) from None
+    except PermissionError:
+        readable = False
+    if not readable:
+        raise CheckpointError(f"{place} may not be read; set UNMASK_HOME to another directory")
+    return place
 
 
 def sha256(path: Path) -> str:

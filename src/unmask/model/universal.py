@@ -37,6 +37,10 @@ class UniversalBackbone:
         config: Any = model.config
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.max_positions = getattr(config, "max_position_embeddings", None) or 2**31
+        text = config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self.position_bytes = 2 * text.num_hidden_layers * heads * dim * next(model.parameters()).element_size()
         self.windows = layer_windows(config)
         check_windows(self.windows, interface(model.get_decoder())[1], config.model_type)
         self.device = next(model.parameters()).device

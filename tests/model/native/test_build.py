@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from unmask.model.native import build
@@ -17,7 +19,7 @@ def test_it_is_compiled_once_and_says_so(tmp_path):
     build.library.cache_clear()
     build.library(said.append, "-O0")
     assert said == ["compiling the CPU kernel once (a few seconds)"]
-    assert [file.suffix for file in (tmp_path / "home" / "kernel").iterdir()] == [".so"]
+    assert {file.suffix for file in (tmp_path / "home" / "kernel").iterdir()} == {".so", ".sha256"}
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch):
@@ -35,12 +37,28 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch):
 
 def test_a_compiler_that_does_not_exist_and_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(build.NoKernel, match="No such file"):
+    with pytest.raises(build.NoKernel, match="CC is 'no-such-compiler', and there is no program"):
         build.library(lambda line: None)
     (tmp_path / "file").touch()
     monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "file"))
-    with pytest.raises(build.NoKernel, match="cannot be compiled in"):
+    with pytest.raises(build.NoKernel, match="may not be read; set UNMASK_HOME"):
         build.library(lambda line: None)
+
+
+def test_what_a_killed_compilation_left_is_swept_away(tmp_path):
+    old, young = (tmp_path / "home" / "kernel" / name for name in ("tmpold", "tmpyoung"))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    build.library(lambda line: None, "-O0")
+    assert not old.exists() and young.exists()
+
+
+def test_without_a_home_the_reason_names_the_variable(monkeypatch):
+    monkeypatch.delenv("UNMASK_HOME")
+    monkeypatch.setattr(build.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(build.NoKernel, match="no home directory; set UNMASK_HOME"):
+        build.library(lambda line: None, "-O0")
 
 
 def test_a_compiler_may_be_several_words(monkeypatch):
@@ -57,10 +75,16 @@ def test_a_library_that_cannot_be_loaded_is_not_compiled_at_every_start(monkeypa
     assert len(said) == 1
 
 
-def test_a_damaged_library_is_made_again(tmp_path):
-    file = tmp_path / "home" / "kernel" / f"{build._fingerprint(('-O0',))}.so"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"not a library")
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"not a library", lambda b: b[: len(b) // 2], lambda b: b[:-99] + bytes(99)]
+)
+def test_a_damaged_library_is_made_again(damage, tmp_path):
+    build.library(lambda line: None, "-O0")
+    [file] = (tmp_path / "home" / "kernel").glob("*.so")
+    whole = file.read_bytes()
+    file.unlink()  # what is loaded must not change under the process
+    file.write_bytes(damage(whole))
+    build.library.cache_clear()
     said = []
     assert build.library(said.append, "-O0").unmask_panel() in (16, 32)
     assert said == ["compiling the CPU kernel once (a few seconds)"]

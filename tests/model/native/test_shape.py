@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny import MASK, byte_tokenizer, low_rank, native, tiny_model
 
 import unmask
-from unmask.errors import CheckpointError
+from unmask.errors import CheckpointError, ConfigError, UnsupportedModelError
 from unmask.model.adapters import Adapter, merged
 from unmask.model.backbone import Feed
 from unmask.model.native.shape import PROJECTIONS, why_not
@@ -77,6 +77,59 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_used(saved):
     model.lm_head.weight = torch.nn.Parameter(head)
     expected = UniversalBackbone(model, mask_id=None)
     assert torch.allclose(draft(loaded.backbone), draft(expected), atol=1e-4)
+
+
+def test_an_old_rope_scaling_beside_the_new_entries_counts(saved):
+    path = saved(family_model("llama"), {"rope_scaling": {"type": "linear", "factor": 4.0}})
+    found, expected = (unmask.load(path, backbone=name).backbone for name in ("native", "universal"))
+    assert found.name == "native" and torch.allclose(draft(found), draft(expected), atol=1e-4)
+    assert not torch.allclose(draft(found), draft(native(family_model("llama"))), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "said"),
+    [
+        ({"layer_types": ["full_attention"]}, CheckpointError, "is not valid"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}},
+            UnsupportedModelError,
+            "'1e4', not a number",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "factor": 2.0,
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            UnsupportedModelError,
+            "rope scaling 'linear' of a part of each head",
+        ),
+    ],
+)
+def test_a_config_that_means_nothing_is_one_line(saved, config, kind, said):
+    with pytest.raises(kind, match=said):
+        unmask.load(saved(family_model("qwen2"), config))
+
+
+def test_int8_with_the_universal_backbone_says_which_to_leave_out(saved):
+    with pytest.raises(ConfigError, match="leave out backbone universal"):
+        unmask.load(saved(family_model("llama")), dtype="int8", backbone="universal")
+    with pytest.raises(ConfigError, match="dtype is 'int4'; allowed: fp32, bf16, fp16, int8"):
+        unmask.load(saved(family_model("llama")), dtype="int4")
+
+
+def test_an_untied_embedding_stays_as_it_is_stored(saved):
+    model = family_model("llama")
+    kinds = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32, torch.float32: torch.float32}
+    for stored, held in kinds.items():
+        loaded = unmask.load(saved(model.to(stored)), dtype="int8")
+        assert loaded.backbone.network.parts.embedding.dtype == held
+    exact = native(model.to(torch.bfloat16).float(), kind="bf16")
+    half = unmask.load(saved(model.to(torch.bfloat16))).backbone
+    assert half.kind == "bf16" and torch.equal(draft(half), draft(exact))
 
 
 def test_weights_in_float64_run_on_the_universal_backbone(saved, capsys):

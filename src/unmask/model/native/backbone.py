@@ -27,6 +27,7 @@ class NativeBackbone:
     """
 
     name, ragged, gates = "native", True, True
+    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -41,7 +42,9 @@ class NativeBackbone:
         self.network = CpuNetwork(parts_of(config, tensors, kind, mask, adapter, everywhere=everywhere))
         self.rough_network: CpuNetwork | None = None
         self.kind, self.has_adapter = kind, adapter is not None and not everywhere
-        self.vocab_size, self.max_positions = self.network.parts.shape.vocab, self.network.parts.shape.positions
+        shape = self.network.parts.shape
+        self.vocab_size, self.max_positions = shape.vocab, shape.positions
+        self.position_bytes = shape.position_values * 4
 
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         return CpuCache(self.network.parts, rows, capacity)

@@ -10,9 +10,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
-from unmask.model.sources import Say, home, say_on_stderr
+from unmask.errors import CheckpointError
+from unmask.model.sources import Say, home, say_on_stderr, sha256
 
 SOURCE = Path(__file__).with_name("kernel.c")
 KEYS, CHUNK, QUERIES = 8, 128, 24
@@ -34,12 +36,15 @@ class NoKernel(Exception):
 @functools.cache
 def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
     """The compiled kernel, built on first use; NoKernel where that is impossible. options: further compiler flags."""
-    file = home() / "kernel" / f"{_fingerprint(options)}.so"
+    try:
+        file = home() / "kernel" / f"{_fingerprint(options)}.so"
+    except CheckpointError as e:
+        raise NoKernel(f"there is no place for the kernel: {e}") from None
     failed = file.with_suffix(".failed")
     if failed.is_file():
         raise NoKernel(f"{failed.read_text(encoding='utf-8')}; remove {failed} to try again")
-    if file.is_file():
-        with contextlib.suppress(OSError):  # one that was damaged is made again
+    if _is_whole(file):
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(file))
     _compile(file, options, say)
     try:
@@ -51,6 +56,12 @@ def library(say: Say = say_on_stderr, *options: str) -> ctypes.CDLL:
         raise NoKernel(why) from None
 
 
+def _is_whole(file: Path) -> bool:
+    """Whether the compiled file is as it was written: loading a damaged one may end the process."""
+    said = file.with_suffix(".sha256")
+    return file.is_file() and said.is_file() and said.read_text(encoding="utf-8") == sha256(file)
+
+
 def _compile(file: Path, options: tuple[str, ...], say: Say) -> None:
     """Compile beside `file` and rename, so that two processes at once do no harm.
 
@@ -58,18 +69,31 @@ def _compile(file: Path, options: tuple[str, ...], say: Say) -> None:
     pool of threads instead of two that fight for the cores.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
+    if compiler and shutil.which(compiler[0]) is None:
+        raise NoKernel(f"CC is '{os.environ['CC']}', and there is no program {compiler[0]}")
     if not compiler:
         raise NoKernel(f"there is no C compiler ({', '.join(COMPILERS)}); install one, or set CC")
     say("compiling the CPU kernel once (a few seconds)")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(file.parent)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             object_file, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
             _call([*compiler, *FLAGS, *SIZE_FLAGS, "-fopenmp", *options, "-c", str(SOURCE), "-o", str(object_file)])
             _call([*compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
+            said = made.with_suffix(".sha256")
+            said.write_text(sha256(made), encoding="utf-8")
             os.replace(made, file)
+            os.replace(said, file.with_suffix(".sha256"))
     except OSError as e:
         raise NoKernel(f"the kernel cannot be compiled in {file.parent}: {e.strerror or e}") from None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed compilation left behind, an hour after."""
+    for left in folder.glob("tmp*"):
+        if time.time() - left.stat().st_mtime > 3600:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _call(command: list[str]) -> None:

@@ -51,7 +51,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything a forward reads. embedding: Float [vocab, hidden], None where it is the head; mask: Float [hidden]."""
+    """Everything a forward reads. embedding: Float or BFloat16 [vocab, hidden], None where it is the head; mask: Float
+    [hidden]."""
 
     shape: Shape
     kind: str
@@ -93,8 +94,9 @@ class CpuNetwork:
             )
         )
         sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ff, shape.vocab)
+        halves = parts.embedding is not None and parts.embedding.dtype == torch.bfloat16
         self._network = _Network(
-            *(KINDS[parts.kind], *sizes, shape.eps, self._layers, _address(parts.norm), _linear(parts.head)),
+            *(KINDS[parts.kind], *sizes, halves, shape.eps, self._layers, _address(parts.norm), _linear(parts.head)),
             *map(_address, (parts.embedding, parts.mask)),
         )
         self._rank = max((matrix.rank for layer in parts.layers for matrix in layer.matrices), default=0)
@@ -212,7 +214,10 @@ def parts_of(
         )
         for weights in layer_weights(config, tensors, adapter)
     ]
-    embedding = None if is_tied(config) else _vector(tensors[EMBEDDING])
+    embedding = None
+    if not is_tied(config):
+        rows = tensors[EMBEDDING].detach()
+        embedding = rows.clone() if rows.dtype == torch.bfloat16 else _vector(rows)
     norm = _vector(tensors[NORM])
     assert norm is not None
     return Parts(shape, kind, layers, norm, head, embedding, _vector(mask), *frequencies(config))
@@ -256,7 +261,10 @@ class _Layer(Structure):
 
 class _Network(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("type", "layers", "hidden", "heads", "kv_heads", "head_dim", "ff", "vocab")),
+        *(
+            (name, c_int32)
+            for name in ("type", "layers", "hidden", "heads", "kv_heads", "head_dim", "ff", "vocab", "halves")
+        ),
         ("eps", c_float),
         ("layer", POINTER(_Layer)),
         ("norm", c_void_p),

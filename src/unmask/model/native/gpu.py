@@ -117,6 +117,7 @@ class GpuBackbone:
         self.head = self.embedding if is_tied(config) else placed(head_weight(config, tensors).matrix)
         self.mask = None if mask is None else placed(mask)
         self.vocab_size, self.max_positions = self.shape.vocab, self.shape.positions
+        self.position_bytes = self.shape.position_values * dtype.itemsize
 
     def new_cache(self, rows: int, capacity: int) -> GpuCache:
         return GpuCache(self, rows, capacity)

@@ -64,12 +64,12 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int32_t type, layers, hidden, heads, kv_heads, head_dim, ff, vocab;
+    int32_t type, layers, hidden, heads, kv_heads, head_dim, ff, vocab, halves; /* halves: the embedding is bfloat16 */
     float eps;
     const Layer *layer;
     const float *norm;      /* of the last hidden state */
     Linear head;
-    const float *embedding; /* [vocab, hidden]; NULL takes the head's panels */
+    const void *embedding;  /* [vocab, hidden], float or bfloat16; NULL takes the head's panels */
     const float *mask;      /* [hidden], what a masked slot is embedded as */
 } Network;
 
@@ -601,7 +601,12 @@ static void embed(const Network *net, const Step *step, Share s) {
         float *x = step->x + (size_t)i * n;
         int token = step->token[i];
         if (token < 0) memcpy(x, net->mask, 4 * n);
-        else if (net->embedding) memcpy(x, net->embedding + (size_t)token * n, 4 * n);
+        else if (net->embedding && net->halves)
+            for (int k = 0; k < n; k++) {
+                uint32_t value = (uint32_t)((const uint16_t *)net->embedding)[(size_t)token * n + k] << 16;
+                memcpy(x + k, &value, 4);
+            }
+        else if (net->embedding) memcpy(x, (const float *)net->embedding + (size_t)token * n, 4 * n);
         else
             for (int k = 0; k < n; k++) x[k] = unpack(net->type, &net->head, token, k);
     }

@@ -48,6 +48,11 @@ class Shape:
     positions: int
 
     @property
+    def position_values(self) -> int:
+        """Values of the keys and values of one position of one row."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
     def values(self) -> int:
         """Number of weights in the matrices of the layers and the head."""
         fused = (self.heads + 2 * self.kv_heads) * self.head_dim
