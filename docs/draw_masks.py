@@ -83,7 +83,7 @@ def training(causal: bool, size: int = 4, length: int = 12) -> str:
     """A row of 12 tokens, of which 4 to 11 are labelled, with both complementary views."""
     ids, labelled = torch.arange(length), torch.arange(length) >= 4
     hit = torch.tensor([0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1]).bool()
-    row = noisy_row(ids, labelled, [Draw(0, hit)], block_size=size, mask_id=0, causal=causal)
+    row = noisy_row(ids, labelled, [Draw(0, hit)], block_size=size, mask_id=0, causal=causal, next_token=True)
     batch = collate([row])
     mask = training_mask(batch.streams, batch.streams, causal)[0, 0]
     names = [

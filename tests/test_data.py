@@ -102,15 +102,14 @@ def test_o2_01_the_end_token_is_learned_though_it_is_also_the_padding(tmp_path):
     noise = [Draw(0, draw_noise(len(row.ids), 8, seeded(3), shift=False, full_share=0.0).hit) for row in rows]
     batch = collate(
         [
-            noisy_row(row.ids, row.labelled, [draw], block_size=8, mask_id=MASK, causal=False)
+            noisy_row(row.ids, row.labelled, [draw], block_size=8, mask_id=MASK, causal=False, next_token=True)
             for row, draw in zip(rows, noise, strict=True)
-        ],
-        pad_id=tokenizer.pad_token_id,
+        ]
     )
     for targets in (batch.target, batch.ar_target):
         assert sorted(targets.tolist()) == [*b"x" * 22, *b"yz", TURN_END, TURN_END]
-    padding = (batch.streams.document < 0).flatten()
-    assert padding.any() and not padding[batch.source].any() and not padding[batch.ar_source + 1].any()
+    for place, target in zip(batch.ar_source.tolist(), batch.ar_target.tolist(), strict=True):
+        assert batch.ids[0, place + 1] == target
 
 
 def test_o2_02_the_end_token_is_there_once():
@@ -177,7 +176,8 @@ def test_o2_05_a_cut_answer_teaches_no_end(tmp_path, block_size):
     assert rows.counts["cut at max_length 61"] == 1
     [row] = rows.rows
     draw = draw_noise(61, block_size, seeded(0), shift=False, full_share=0.0)
-    laid = noisy_row(row.ids, row.labelled, [draw], block_size=block_size, mask_id=MASK, causal=False)
+    layout = {"block_size": block_size, "mask_id": MASK, "causal": False, "next_token": True}
+    laid = noisy_row(row.ids, row.labelled, [draw], **layout)
     assert laid.target.tolist() == [ord("x")] * (61 - 6) and laid.ar_target.tolist() == laid.target.tolist()
     dropped = load(tmp_path, [long, chat("q", "a")], tokenizer, max_length=61, truncation="drop")
     assert dropped.counts == {"dropped: longer than max_length 61": 1, "kept": 1}

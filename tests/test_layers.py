@@ -12,7 +12,7 @@ LAYERS = [
     {"config", "events"},
     {"options", "resolve", "text", "model"},
     {"decode", "data"},
-    {"engine", "rundir"},
+    {"engine", "rundir", "noising"},
     {"adapt"},
     {"api"},
     {"demo", "report"},

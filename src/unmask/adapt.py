@@ -15,24 +15,26 @@ from typing import Any
 import torch
 
 from unmask.config import Adapt
-from unmask.core.noise import seeded
-from unmask.core.streams import NoisyRow, StreamBatch, collate, draw_noise, noisy_row
+from unmask.core.streams import StreamBatch, collate
 from unmask.data import Row, batches, load_rows
 from unmask.errors import ConfigError, MissingExtraError, UnmaskError
 from unmask.model.learner import Learner
 from unmask.model.trainstate import load_state, save_state
+from unmask.noising import noised
 from unmask.rundir import add_to_log, cut_log, open_run
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One optimizer step. loss is the mean over masked labels (nats), ar_loss over next-token labels."""
+    """One optimizer step. loss is the mean over masked labels (nats), ar_loss over next-token labels, divergence the
+    mean over masked labels of what separates the draft's law from the clean stream's."""
 
     step: int
     steps: int
     epoch: int
     loss: float
     ar_loss: float | None
+    divergence: float | None
     labels: int
     rows: int
     grad_norm: float
@@ -113,10 +115,15 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     """One optimizer step; None, and nothing changed, if the run is to stop."""
     started = time.perf_counter()
     epoch, window = _window(run.rows, run.recipe, step)
-    forwards = [collate([_noised(run, n, epoch) for n in part]) for part in window]
+    forwards = [
+        collate(
+            [noisy for n in part for noisy in noised(run.recipe, run.rows[n], run.learner.spec.mask_id, step, epoch, n)]
+        )
+        for part in window
+    ]
     labels, following = (sum(len(getattr(f, name)) for f in forwards) for name in ("target", "ar_target"))
     learning_rate = _set_learning_rate(run.optimizer, run.recipe, step)
-    losses = torch.zeros(2, device=run.accelerator.device)
+    losses = torch.zeros(3, device=run.accelerator.device)
     for forward in forwards:
         if interrupted:
             run.optimizer.zero_grad()
@@ -132,6 +139,7 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
         epoch,
         losses[0].item() / max(1, labels),
         losses[1].item() / max(1, following) if run.recipe.ar_weight else None,
+        losses[2].item() / max(1, labels) if run.recipe.distill else None,
         labels,
         sum(map(len, window)),
         norm,
@@ -141,12 +149,14 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
 
 
 def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torch.Tensor:
-    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the two sums.
+    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the three sums.
 
     A forward, or a whole step, without a masked label adds zero.
     """
     losses = run.learner(batch.to(run.accelerator.device))
-    loss = losses[0] / max(1, labels) + run.recipe.ar_weight * losses[1] / max(1, following)
+    share = run.recipe.distill
+    loss = ((1 - share) * losses[0] + share * losses[2]) / max(1, labels)
+    loss = loss + run.recipe.ar_weight * losses[1] / max(1, following)
     run.accelerator.backward(loss)
     return losses.detach()
 
@@ -167,25 +177,6 @@ def _window(rows: list[Row], recipe: Adapt, step: int) -> tuple[int, list[list[i
     epoch, place = divmod(step - 1, per_epoch)
     order = batches(rows, recipe.batch_rows, seed=recipe.seed, epoch=epoch)
     return epoch, order[place * recipe.accumulation : (place + 1) * recipe.accumulation]
-
-
-def _noised(run: Run, number: int, epoch: int) -> NoisyRow:
-    recipe, row = run.recipe, run.rows[number]
-    generator = seeded("noise", recipe.seed, epoch, number)
-    causal = recipe.context == "causal"
-    draws = [
-        draw_noise(len(row.ids), recipe.block_size, generator, shift=causal, full_share=recipe.full_share)
-        for _ in range(recipe.draws)
-    ]
-    return noisy_row(
-        row.ids,
-        row.labelled,
-        draws,
-        block_size=recipe.block_size,
-        mask_id=run.learner.spec.mask_id,
-        causal=causal,
-        complementary=recipe.complementary,
-    )
 
 
 def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:

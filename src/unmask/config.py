@@ -228,12 +228,29 @@ class Adapt:
     truncation: Literal["keep", "drop"] = option(
         "keep", help="a longer row is cut (its cut end is not learned as an end), or dropped"
     )
+    layout: Literal["lean", "shared", "reference"] = option(
+        "lean",
+        help="lean: one clean stream for all views, noisy blocks only where something is masked; shared: one clean "
+        "stream, all noisy blocks; reference: the published [x_0 ; x_t] once per view. The gradient is the same",
+    )
     complementary: bool = option(True, help="a second view masks what the first one shows (section 3.2)")
     draws: int = option(
         1, help="draws of noise per row and step over one clean stream", check=_positive, allowed="at least 1"
     )
     full_share: float = option(
         0.0, help="share of blocks that are masked completely", check=_fraction, allowed="from 0 to 1"
+    )
+    noise: Literal["uniform", "late"] = option(
+        "uniform", help="uniform: all slots of a block are masked alike (section 3.2); late: later slots more often"
+    )
+    block_sizes: tuple[int, ...] = option(
+        (), help="block sizes of a curriculum, each for an equal share of the steps, up to block_size", metavar="N"
+    )
+    distill: float = option(
+        0.0,
+        help="share of the loss that is the divergence from the clean stream's own next-token law (context causal)",
+        check=_fraction,
+        allowed="from 0 to 1",
     )
     ar_weight: float = option(
         0.0,
@@ -252,6 +269,9 @@ class Adapt:
     clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
     seed: int = option(0, help="decides adapters' start, row order and noise")
     save_every: int = option(50, help="steps between saved training states", check=_positive, allowed="at least 1")
+    checkpointing: bool = option(
+        False, help="compute a layer's activations again in the backward pass: less memory, a third more work"
+    )
     threads: int | None = option(
         None, help="CPU threads; 1 makes a run repeatable bit for bit", check=_positive, allowed="at least 1"
     )
@@ -266,6 +286,21 @@ class Adapt:
         if self.adapter_scope == "draft" and (self.context, self.method) != ("causal", "low-rank"):
             raise ConfigError(
                 "adapter_scope 'draft' needs context 'causal' and method 'low-rank': the base stays as it is"
+            )
+        if self.block_sizes and (
+            self.block_sizes[-1] != self.block_size or list(self.block_sizes) != sorted(set(self.block_sizes))
+        ):
+            raise ConfigError(f"block_sizes is {list(self.block_sizes)}; they must rise and end with {self.block_size}")
+        if self.block_sizes and self.block_sizes[0] < 1:
+            raise ConfigError(f"block_sizes is {list(self.block_sizes)}; allowed: at least 1")
+        if self.distill and (self.context != "causal" or self.layout == "reference"):
+            raise ConfigError(
+                f"distill is {self.distill}; it needs context 'causal' and layout lean or shared: elsewhere the clean "
+                "stream is not autoregressive, or is cut off"
+            )
+        if self.ar_weight and self.layout == "reference":
+            raise ConfigError(
+                "ar_weight needs layout lean or shared: the published layout has no loss on its clean half"
             )
         if self.ar_weight and (self.context, self.adapter_scope) != ("causal", "all"):
             raise ConfigError(

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from unmask.core.blocks import block_start
@@ -34,24 +35,51 @@ def test_o6_07_each_answer_token_is_a_target_in_exactly_one_view():
         assert torch.equal(first | second, labelled) and not (first & second).any()
 
 
-def test_o1_08_padding_is_neither_noised_nor_learned():
+def test_o1_08_rows_stand_one_behind_the_other_and_keep_their_labels():
+    """There is no padding that could be noised or learned: as many places as tokens, clean ones first."""
     for draw in range(200):
         rows = []
         for length in (10, 30):
             ids, labelled = torch.arange(length) + 1, torch.arange(length) >= 4
             noise = draw_noise(length, 8, seeded(draw, length), shift=False, full_share=0.0)
             rows.append(noisy_row(ids, labelled, [noise], block_size=8, mask_id=99, causal=False))
-        batch = collate(rows, pad_id=77)
-        padding = batch.streams.document < 0
-        assert not batch.masked[padding].any() and (batch.ids[padding] == 77).all()
-        assert not padding.flatten()[batch.source].any()
+        batch = collate(rows)
+        streams = batch.streams
+        assert batch.ids.shape == (1, sum(len(row.ids) for row in rows)) and streams.document.unique().tolist() == [
+            0,
+            1,
+        ]
+        assert (streams.stream[0, : batch.clean] == 0).all() and (streams.stream[0, batch.clean :] > 0).all()
+        assert batch.target.tolist() == [*rows[0].target.tolist(), *rows[1].target.tolist()]
         assert sorted(batch.target.tolist()) == sorted([*range(5, 11), *range(5, 31)])
+        assert torch.equal(streams.position[0, batch.source], batch.target - 2)  # ids are positions + 1
+        assert torch.equal(streams.document[0, batch.source].bool(), torch.arange(len(batch.target)) >= 6)
+
+
+def test_a_batch_in_which_nothing_is_masked_has_one_slot_of_padding():
+    ids, labelled = torch.arange(10), torch.zeros(10).bool()
+    noise = draw_noise(10, 8, seeded(1), shift=False, full_share=0.0)
+    batch = collate([noisy_row(ids, labelled, [noise], block_size=8, mask_id=99, causal=False, next_token=True)])
+    assert batch.ids.shape == (1, 17) and batch.streams.document[0, -1] == -1 and len(batch.target) == 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_clean_stream_ends_where_nobody_looks_any_further(causal):
+    ids, labelled = torch.arange(40), (torch.arange(40) >= 9) & (torch.arange(40) < 30)
+    noise = draw_noise(40, 8, seeded(2), shift=causal, full_share=1.0)
+    layout = {"block_size": 8, "mask_id": 99, "causal": causal}
+    row = noisy_row(ids, labelled, [noise], **layout)
+    last = int(row.streams.start[row.streams.stream > 0].max())
+    assert row.clean == last < 30 and len(row.ar_target) == 0
+    whole = noisy_row(ids, labelled, [noise], **layout, next_token=True)
+    assert whole.clean == 40 and whole.ar_target.tolist() == list(range(9, 30))
+    assert torch.equal(whole.target, row.target) and len(whole.ids) - whole.clean == len(row.ids) - row.clean
 
 
 def test_prompt_is_never_masked_and_filler_is_never_learned():
     ids, labelled = torch.arange(13) + 1, torch.arange(13) >= 5
     noise = draw_noise(13, 8, seeded(3), shift=False, full_share=1.0)
-    row = noisy_row(ids, labelled, [noise], block_size=8, mask_id=99, causal=False)
+    row = noisy_row(ids, labelled, [noise], block_size=8, mask_id=99, causal=False, next_token=True)
     noisy = slice(row.clean, None)
     masked, position = row.masked[noisy], row.streams.position[noisy]
     assert row.clean == 16 and sorted(position[masked].tolist()) == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -72,5 +100,5 @@ def test_views_leave_out_blocks_in_which_nothing_is_masked():
     ids, labelled = torch.arange(24), torch.arange(24) >= 16
     noise = draw_noise(24, 8, seeded(1), shift=False, full_share=1.0)
     row = noisy_row(ids, labelled, [noise], block_size=8, mask_id=99, causal=False)
-    assert len(row.ids) == 24 + 8
+    assert len(row.ids) == 16 + 8
     assert row.source[0] == 15  # block 1 was left out, so the label at 16 is read from the clean stream

@@ -27,6 +27,9 @@ FORMS = {
     "low-rank-block": {},
     "low-rank-causal-ar": {"context": "causal", "ar_weight": 0.5, "draws": 2},
     "low-rank-draft": {"context": "causal", "adapter_scope": "draft", "full_share": 0.5, "decay": "linear"},
+    "distilled-late": {"context": "causal", "adapter_scope": "draft", "distill": 0.5, "noise": "late"},
+    "curriculum": {"block_sizes": (2, 4, 8), "checkpointing": True},
+    "published-layout": {"layout": "reference"},
 }
 
 
@@ -51,6 +54,7 @@ def test_the_loss_falls_and_the_result_decodes(form, base, data, tmp_path, capfd
     assert [p.step for p in steps] == list(range(1, 31)) and {p.epoch for p in steps} == set(range(10))
     assert sum(p.loss for p in steps[-5:]) < 0.9 * sum(p.loss for p in steps[:5])
     assert all((p.ar_loss is not None) == (settings.ar_weight > 0) for p in steps)
+    assert all((p.divergence is not None) == (settings.distill > 0) for p in steps)
     assert log(tmp_path / "run") == [{k: v for k, v in vars(p).items() if k != "seconds"} for p in steps]
     assert json.loads((tmp_path / "run" / "rows.json").read_text())["counts"] == {"kept": 12}
     model = unmask.load(tmp_path / "run" / "model", device="cpu")
@@ -113,10 +117,8 @@ def test_o6_01_accumulation_equals_the_large_batch(form, base, tmp_path):
 
 
 def test_o6_02_a_resumed_run_sees_the_rows_in_the_same_order(base, tmp_path, monkeypatch):
-    rows, seen, noised = save_rows(tmp_path / "rows.jsonl", many_rows(20)), [], loop._noised
-    monkeypatch.setattr(
-        loop, "_noised", lambda row, n, epoch, *rest: seen.append((epoch, n)) or noised(row, n, epoch, *rest)
-    )
+    rows, seen, noised = save_rows(tmp_path / "rows.jsonl", many_rows(20)), [], loop.noised
+    monkeypatch.setattr(loop, "noised", lambda *given: seen.append(given[-2:]) or noised(*given))
     train(recipe(base, rows, tmp_path / "straight", steps=30, batch_rows=2, save_every=100))
     straight = seen.copy()
     assert [sorted(n for e, n in straight if e == epoch) for epoch in range(3)] == [list(range(20))] * 3
@@ -244,7 +246,7 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
         run = loop.Run(settings, [], learner, None, accelerator)
         losses = [loop._backward(run, batch, len(full.target), 1) for batch in forwards]
         gradients.append(torch.cat([p.grad.flatten() for p in learner.trainable().values()]))
-    assert losses[0].tolist() == [0.0, 0.0] and torch.equal(*gradients) and gradients[0].isfinite().all()
+    assert losses[0].tolist() == [0.0, 0.0, 0.0] and torch.equal(*gradients) and gradients[0].isfinite().all()
 
 
 def test_a_warm_start_continues_exactly(base, data, tmp_path):

@@ -61,5 +61,6 @@ def _reporter(steps: int) -> Iterator[Any]:
 
 
 def _line(progress: Any) -> str:
-    ar = "" if progress.ar_loss is None else f" ar {progress.ar_loss:.3f}"
-    return f"step {progress.step}/{progress.steps} loss {progress.loss:.3f}{ar} {progress.seconds:.1f} s"
+    also = {" ar": progress.ar_loss, " divergence": progress.divergence}
+    more = "".join(f"{name} {value:.3f}" for name, value in also.items() if value is not None)
+    return f"step {progress.step}/{progress.steps} loss {progress.loss:.3f}{more} {progress.seconds:.1f} s"

@@ -9,9 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2048
 """Labels whose vocabulary-sized logits exist at the same time."""
+Head = Callable[[Tensor], Tensor]
 
 
-def label_loss(hidden: Tensor, target: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+def label_loss(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
     """Sum over labels of -log p(target), in float32.
 
     hidden: Float [label, hidden], already taken one position to the left; target: Long [label]; head gives logits.
@@ -21,9 +22,28 @@ def label_loss(hidden: Tensor, target: Tensor, head: Callable[[Tensor], Tensor])
     def chunk_loss(part: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(head(part).float(), labels, reduction="sum")
 
+    return _summed(chunk_loss, hidden, target)
+
+
+def teacher_loss(hidden: Tensor, teacher: Tensor, head: Head) -> Tensor:
+    """Sum over labels of the divergence KL(teacher, draft) of the two laws, in nats and float32.
+
+    hidden, teacher: Float [label, hidden], the draft's and the clean stream's, both taken one position to the left of
+    the label; no gradient reaches the teacher.
+    """
+
+    def chunk_loss(part: Tensor, wanted: Tensor) -> Tensor:
+        with torch.no_grad():
+            law = head(wanted).float().log_softmax(-1)
+        return (law.exp() * (law - head(part).float().log_softmax(-1))).sum()
+
+    return _summed(chunk_loss, hidden, teacher.detach())
+
+
+def _summed(chunk_loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, beside: Tensor) -> Tensor:
     total = hidden.new_zeros((), dtype=torch.float32) + 0.0 * hidden.float().sum()
-    for part, labels in zip(hidden.split(CHUNK), target.split(CHUNK), strict=True):
-        if len(labels) == len(target):
-            return chunk_loss(part, labels)
-        total = total + checkpoint(chunk_loss, part, labels, use_reentrant=False)
+    for part, other in zip(hidden.split(CHUNK), beside.split(CHUNK), strict=True):
+        if len(other) == len(beside):
+            return chunk_loss(part, other)
+        total = total + checkpoint(chunk_loss, part, other, use_reentrant=False)
     return total

@@ -19,16 +19,23 @@ def seeded(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def hits(start: Tensor, generator: torch.Generator, full_share: float = 0.0) -> Tensor:
+def hits(start: Tensor, generator: torch.Generator, full_share: float = 0.0, *, late: bool = False) -> Tensor:
     """Bool [token]: the slots that noise hits, given the first position of each token's block, Long [token].
 
-    One level per block. `full_share` of the blocks are hit everywhere, which is how a draft begins.
+    One level per block. `full_share` of the blocks are hit everywhere, which is how a draft begins. late: slot i of n
+    is hit with probability 1 - (1 - p)^(2 (i + 1) / (n + 1)), so that the last is hit about twice as readily as the
+    middle one and the first hardly ever, as slots are filled from the left.
     """
-    _, block = torch.unique_consecutive(start, return_inverse=True)
+    _, block, size = torch.unique_consecutive(start, return_inverse=True, return_counts=True)
     level = torch.rand(int(block[-1]) + 1, generator=generator)
     whole = torch.rand(len(level), generator=generator) < full_share
     probability = torch.where(whole, 1.0, (1 - EPS) * level + EPS)
-    return torch.rand(len(start), generator=generator) < probability[block]
+    each = probability[block]
+    if late:
+        first = torch.cumsum(size, 0) - size
+        slot = torch.arange(len(start)) - first[block]
+        each = 1 - (1 - each) ** (2 * (slot + 1) / (size[block] + 1))
+    return torch.rand(len(start), generator=generator) < each
 
 
 def views(hit: Tensor, maskable: Tensor, complementary: bool = True) -> list[Tensor]:

@@ -22,7 +22,7 @@ def reference_rows(
     causal: bool,
     complementary: bool = True,
 ) -> list[NoisyRow]:
-    """One row per view of each draw. Arguments as for `noisy_row`; the labels of the next-token loss are empty."""
+    """One row per view of each draw. Arguments as for `noisy_row`; next-token labels and teachers are empty."""
     rows, nothing = [], ids.new_zeros(0)
     for draw in draws:
         full, start, maskable = extend(ids, labelled, draw, block_size, causal)
@@ -45,6 +45,7 @@ def reference_rows(
                     clean,
                     label - 1 + clean,
                     full[label],
+                    nothing,
                     nothing,
                     nothing,
                 )

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from unmask.config import Adapt, BlockSpec
-from unmask.core.loss import label_loss
+from unmask.core.loss import label_loss, teacher_loss
 from unmask.core.streams import StreamBatch
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import adapters, checkpoint
+from unmask.model.attention import keeps_own_attention, use_our_attention
 from unmask.model.masktoken import prepare_mask
 from unmask.model.training import joint, split
 from unmask.model.universal import head
@@ -43,11 +44,14 @@ class Learner(nn.Module):
         )
         self.mask_vector: nn.Parameter | None = None
         self.model: Any = loaded.model.eval()  # no dropout: noise is the only randomness, and it is seeded
+        use_our_attention(self.model)
         self.peft: Any = None
         if recipe.method == "low-rank":
             self._add_adapters()
         elif recipe.start_from:
             raise ConfigError("start_from continues an adapter; for method 'full' give the earlier model as base")
+        if recipe.checkpointing:
+            _checkpoint_layers(self.model)
 
     def _add_adapters(self) -> None:
         from peft import LoraConfig, get_peft_model
@@ -87,8 +91,9 @@ class Learner(nn.Module):
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def forward(self, batch: StreamBatch) -> Tensor:
-        """Float [2]: the summed loss over masked labels, and over next-token labels (0 unless the recipe weighs it)."""
-        causal, weighed = self.spec.context == "causal", self.recipe.ar_weight > 0
+        """Float [3]: the summed loss over masked labels, over next-token labels, and the divergence from the clean
+        stream's own law at the masked labels; the last two are 0 unless the recipe weighs them."""
+        causal = self.spec.context == "causal"
         with torch.autocast(
             batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"
         ):
@@ -104,12 +109,17 @@ class Learner(nn.Module):
                 hidden = joint(
                     self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector, causal=causal
                 )
-            flat = hidden.flatten(0, 1)
-            masked = label_loss(flat[batch.source], batch.target, self._head)
-            following = (
-                label_loss(flat[batch.ar_source], batch.ar_target, self._head) if weighed else masked.new_zeros(())
-            )
-        return torch.stack([masked, following])
+            return torch.stack(self._losses(hidden[0], batch))
+
+    def _losses(self, hidden: Tensor, batch: StreamBatch) -> list[Tensor]:
+        recipe, drafted = self.recipe, hidden[batch.source]
+        masked = label_loss(drafted, batch.target, self._head)
+        following = taught = masked.new_zeros(())
+        if recipe.ar_weight:
+            following = label_loss(hidden[batch.ar_source], batch.ar_target, self._head)
+        if recipe.distill:
+            taught = teacher_loss(drafted, hidden[batch.teacher], self._head)
+        return [masked, following, taught]
 
     def _head(self, hidden: Tensor) -> Tensor:
         return head(self.model, hidden)
@@ -129,6 +139,22 @@ class Learner(nn.Module):
             self.base_ref,
             directory,
         )
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Let layers keep their inputs only, and compute the rest again in the backward pass.
+
+    transformers does so for layers in training mode; they alone are put into it, so that no dropout acts.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False) or keeps_own_attention(model):
+        raise ConfigError(f"checkpointing is not possible for model type '{model.config.model_type}'; switch it off")
+    if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for part in model.modules():
+        if getattr(part, "gradient_checkpointing", False) and part is not model.get_decoder():
+            part.training = True
 
 
 def _mean_embedding(model: Any) -> Tensor:

@@ -1,0 +1,186 @@
+"""Attention in training, inside an unmodified transformers model: only what some query may see is computed.
+
+On a CPU the queries are taken in `segments`, each with the keys it sees; the query heads that share a key/value head
+are laid one behind the other, so that keys are read once. On a GPU it is flex attention with one BlockMask for all
+layers. A family that is not among the proved ones keeps its own attention, under the dense mask.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unmask.core.masks import Streams, training_block_mask, training_mask
+from unmask.core.segments import Segment, segments
+from unmask.model.probe import PROVED
+from unmask.model.universal import layer_windows
+
+NAME = "unmask"
+"""As transformers knows this attention."""
+
+
+class Tape:
+    """Keeps what the clean forward computed, by layer, and shows it to the noisy one, which comes second. It may also
+    stand in for a transformers cache."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        if layer not in self.kept:
+            self.kept[layer] = (key, value)
+            return key, value
+        clean_key, clean_value = self.kept[layer]
+        return torch.cat([clean_key, key.to(clean_key.dtype)], dim=2), torch.cat([clean_value, value], dim=2)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """What transformers asks when it is not told positions; we always tell it."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a forward's queries see: segments, or a flex BlockMask; and the clean forward's keys and values."""
+
+    parts: "Parts"
+    block_mask: Any
+    tape: Tape | None
+
+
+def use_our_attention(model: Any) -> None:
+    """Let a model's layers take the attention that `masks` prepares for, if its family is a proved one."""
+    if model.config.model_type not in PROVED:
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls that bring no mask of ours
+    model.set_attn_implementation(NAME)
+
+
+def keeps_own_attention(model: Any) -> bool:
+    return bool(model.config._attn_implementation != NAME)
+
+
+def masks(model: Any, query: Streams, key: Streams, causal: bool, tape: Tape | None = None) -> dict[str, Tensor]:
+    """By layer type what the model's attention takes as its mask; query, key: Long [1, token]."""
+    windows = layer_windows(model.config)
+    if keeps_own_attention(model):
+        return {name: training_mask(query, key, causal, window) for name, window in windows.items()}
+    if query.stream.device.type == "cuda":
+        blocks = {name: training_block_mask(query, key, causal, window) for name, window in windows.items()}
+        return {name: _carrying(Sight([], block_mask, tape)) for name, block_mask in blocks.items()}
+    found = {name: segments(query, key, causal, window) for name, window in windows.items()}
+    return {name: _carrying(Sight([(s, _bias(s)) for s in part], None, tape)) for name, part in found.items()}
+
+
+def _bias(segment: Segment) -> Tensor:
+    return torch.zeros(segment.mask.shape).masked_fill(~segment.mask, -math.inf)
+
+
+def _carrying(sight: Sight) -> Tensor:
+    """A four-dimensional tensor, which transformers hands through to the attention as it is."""
+    carrier = torch.empty(1, 1, 1, 1)
+    carrier.sight = sight  # type: ignore[attr-defined]
+    return carrier
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention [1, query, head, head_dim] of query [1, head, query, head_dim] over key, value [1, kv_head, key, …]."""
+    sight: Sight | None = getattr(attention_mask, "sight", None)
+    if sight is None:
+        return _plain(module, query, key, value, attention_mask, scaling=scaling, **others)
+    if sight.tape is not None:
+        key, value = sight.tape.update(key, value, module.layer_idx)
+    key, value = key.to(query.dtype), value.to(query.dtype)
+    if sight.block_mask is not None:
+        out = _flex(query, key, value, block_mask=sight.block_mask, scale=scaling, enable_gqa=True)
+    else:
+        out = _Segments.apply(query, key, value, sight.parts, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _plain(*arguments: Any, **others: Any) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found: tuple[Tensor, None] = sdpa_attention_forward(*arguments, **others)
+    return found
+
+
+def _flex(*tensors: Tensor, **how: Any) -> Tensor:
+    out: Tensor = _compiled()(*tensors, **how)
+    return out
+
+
+@functools.cache
+def _compiled() -> Any:
+    """flex attention, compiled at its first use; uncompiled it computes the whole dense product."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+Parts = list[tuple[Segment, Tensor]]
+"""Segments, each with its mask as what is added to the scores: 0 or -inf, Float [query, key]."""
+
+
+class _Segments(torch.autograd.Function):
+    """Attention segment by segment. Scores are computed again in the backward pass, so only its inputs are kept; and
+    gradients of keys are added in place, where slices under autograd would make a tensor of all keys for each."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Parts, scaling: float | None) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.parts, ctx.scaling = parts, scaling
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for segment, bias in parts:
+            at = slice(segment.start, segment.stop)
+            out[:, :, at] = _segment(query[:, :, at], _keys(key, segment), _keys(value, segment), bias, scaling)
+        return out
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for segment, bias in ctx.parts:
+            at = slice(segment.start, segment.stop)
+            taken = [t.detach().requires_grad_() for t in (query[:, :, at], _keys(key, segment), _keys(value, segment))]
+            with torch.enable_grad():
+                out = _segment(taken[0], taken[1], taken[2], bias, ctx.scaling)
+            d_query[:, :, at], *others = torch.autograd.grad(out, taken, gradient[:, :, at])
+            for total, part in zip((d_key, d_value), others, strict=True):
+                done = 0
+                for start, stop in segment.keys:
+                    total[:, :, start:stop] += part[:, :, done : done + stop - start]
+                    done += stop - start
+        return d_query, d_key, d_value, None, None
+
+
+def _keys(tensor: Tensor, segment: Segment) -> Tensor:
+    pieces = [tensor[:, :, start:stop] for start, stop in segment.keys]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _segment(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
+    """query [1, head, query, head_dim] over its keys [1, kv_head, key, head_dim]; heads that share keys stand one
+    behind the other, so that keys are read once."""
+    group, n = query.shape[1] // key.shape[1], query.shape[2]
+    folded = query.unflatten(1, (-1, group)).flatten(2, 3)
+    mask = bias.to(query.dtype).repeat(group, 1)[None, None]
+    out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.unflatten(2, (group, n)).flatten(1, 2)
