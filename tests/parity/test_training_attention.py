@@ -2,6 +2,7 @@
 change a gradient."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from unmask.core.loss import label_loss, teacher_loss
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
 from unmask.data import load_rows
+from unmask.model import attention
 from unmask.model.attention import keeps_own_attention, use_our_attention
 from unmask.model.learner import Learner
 from unmask.model.training import joint, split
@@ -55,6 +57,29 @@ def test_our_attention_gives_the_gradient_of_the_dense_mask(family, form):
     assert loss == pytest.approx(expected, rel=1e-5)
     for name, gradient in wanted.items():
         assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("form", ["block", "causal", "split"])
+def test_flex_attention_computes_the_same(form, monkeypatch):
+    """What runs on a GPU, forward and uncompiled: on a CPU flex attention has no backward pass."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    model, batch = family_model("qwen2-window"), batch_of(form != "block")
+    use_our_attention(model)
+
+    def hidden():
+        if form == "split":
+            options = {"mask_id": MASK, "mask_vector": None, "adapters_off": contextlib.nullcontext}
+            return split(model, batch, **options)
+        return joint(model, batch, mask_id=MASK, mask_vector=None, causal=form == "causal")
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        expected = hidden()
+        monkeypatch.setattr(attention, "_takes_flex", lambda device: True)
+        monkeypatch.setattr(attention, "_compiled", lambda: flex_attention)
+        found = hidden()
+    assert torch.allclose(found, expected, atol=1e-4) and not torch.equal(found, expected)
 
 
 def test_a_call_without_our_mask_is_transformers_own():

@@ -72,11 +72,15 @@ def masks(model: Any, query: Streams, key: Streams, causal: bool, tape: Tape | N
     windows = layer_windows(model.config)
     if keeps_own_attention(model):
         return {name: training_mask(query, key, causal, window) for name, window in windows.items()}
-    if query.stream.device.type == "cuda":
+    if _takes_flex(query.stream.device):
         blocks = {name: training_block_mask(query, key, causal, window) for name, window in windows.items()}
         return {name: _carrying(Sight([], block_mask, tape)) for name, block_mask in blocks.items()}
     found = {name: segments(query, key, causal, window) for name, window in windows.items()}
     return {name: _carrying(Sight([(s, _bias(s)) for s in part], None, tape)) for name, part in found.items()}
+
+
+def _takes_flex(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _bias(segment: Segment) -> Tensor:
