@@ -514,3 +514,16 @@ def test_every_public_name_is_there_and_the_list_is_right():
 def test_the_training_module_does_not_hide_the_function():
     importlib.import_module("unmask.adapt")
     assert callable(unmask.adapt) and unmask.adapt.__module__ == "unmask.api"
+
+
+def test_an_interrupted_line_is_ended(capsys):
+    from unmask.commands.generate import _print_answers
+    from unmask.events import Committed
+
+    def events():
+        yield Committed(0, [1], "half a sen")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _print_answers(events(), [], alone=True, as_json=False, advance=lambda: None)
+    assert capsys.readouterr().out == "half a sen\n"

@@ -92,6 +92,15 @@ def _request(model: Any, prompt: Prompt, raw: bool, decoding: dict[str, Any]) ->
 def _print_answers(
     events: Iterator[Any], prompts: list[Prompt], *, alone: bool, as_json: bool, advance: Any
 ) -> list[Any]:
+    """`_printed`, whose half-written line is ended where somebody interrupts it."""
+    try:
+        return _printed(events, prompts, alone=alone, as_json=as_json, advance=advance)
+    except KeyboardInterrupt:
+        print(flush=True)
+        raise
+
+
+def _printed(events: Iterator[Any], prompts: list[Prompt], *, alone: bool, as_json: bool, advance: Any) -> list[Any]:
     """Print every answer once it and all before it are there; the text of a single one as it settles.
 
     A request that fails does not take its neighbours with it: the first failure is raised after the others are out.
