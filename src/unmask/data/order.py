@@ -66,12 +66,12 @@ class Order:
     def at(self, step: int) -> tuple[int, list[list[int]]]:
         """Epoch and row numbers of each forward of `step`, counted from 1."""
         epoch = 0
-        while self._end(epoch) < step:
+        while self.end(epoch) < step:
             epoch += 1
-        place = step - 1 - (self._end(epoch - 1) if epoch else 0)
+        place = step - 1 - (self.end(epoch - 1) if epoch else 0)
         return epoch, self._made(epoch)[place * self.accumulation : (place + 1) * self.accumulation]
 
-    def _end(self, epoch: int) -> int:
+    def end(self, epoch: int) -> int:
         """Steps up to the end of an epoch. With batch_tokens epochs differ, so all before it are looked at once."""
         if self.batch_tokens is None:
             return (epoch + 1) * ceil(ceil(len(self.lengths) / self.batch_rows) / self.accumulation)

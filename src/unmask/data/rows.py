@@ -28,18 +28,13 @@ class Row:
 
 @dataclass
 class Rows:
-    """Encoded rows, and what became of the records: `sources` has a count of each reason by source, `packed` what
-    packing did with the rows of all, `digests` a sha256 of each source."""
+    """Encoded rows, and what became of the records: a count of each reason over all sources and by source. `digests`
+    has a sha256 of each source."""
 
     rows: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     sources: dict[str, Counter[str]] = field(default_factory=dict)
-    packed: Counter[str] = field(default_factory=Counter)
     digests: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Reasons over all sources."""
-        return sum(self.sources.values(), Counter[str]()) + self.packed
 
 
 def load_rows(
@@ -73,11 +68,15 @@ def load_rows(
             found = [kept for document in found if (kept := _fitted(document, counts, max_length, truncation))]
         counts["kept"] += len(found)
         documents += _weighted(found, source.weight, counts, seeded("weight", seed, number))
+        result.counts += counts
     if packing is not None:
         documents, rest = packed(documents, packing)
-        result.packed["packed rows"] += len(documents)
-        result.packed["tokens dropped: the rest of a group"] += rest
-    result.rows = [Row(torch.tensor(ids), torch.tensor(labelled)) for ids, labelled in documents]
+        result.counts["packed rows"] += len(documents)
+        result.counts["tokens dropped: the rest of a group"] += rest
+    made = {
+        id(document): Row(*map(torch.tensor, document)) for document in documents
+    }  # one Row, however often it comes
+    result.rows = [made[id(document)] for document in documents]
     if not result.rows:
         listed = "; ".join(f"{n} {reason}" for reason, n in result.counts.items()) or "it is empty"
         wanted = f"raise max_length above {max_length}" if packing is None else f"lower max_length below {max_length}"

@@ -24,6 +24,10 @@ def name_of(source: Source) -> str:
     return ":".join(part for part in (source.path, source.config, source.split) if part)
 
 
+class UnavailableError(DataError):
+    """A hub data set that cannot be had here: no network, no such name, no `datasets`."""
+
+
 class Records:
     """The records of a source that pass its filter, with their line (JSONL) or row number, from 1.
 
@@ -79,7 +83,8 @@ def _dataset(source: Source) -> Any:
     try:
         import datasets
     except ImportError:
-        raise MissingExtraError("datasets", "train") from None
+        missing = MissingExtraError("datasets", "train")
+        raise (UnavailableError(str(missing)) if source.path.startswith(HUB) else missing) from None
     datasets.disable_progress_bars()
     path, where = source.path.removeprefix(HUB), Path(source.path)
     try:
@@ -97,7 +102,8 @@ def _dataset(source: Source) -> Any:
         raise
     except Exception as error:  # datasets, the hub's client and each file format raise their own
         why = (" ".join(str(error).split()) or type(error).__name__)[:300]
-        raise DataError(f"cannot be read as a data set ({why})", file=name_of(source)) from None
+        kind = UnavailableError if source.path.startswith(HUB) else DataError
+        raise kind(f"cannot be read as a data set ({why})", file=name_of(source)) from None
     return _split(found, source)
 
 
