@@ -115,17 +115,19 @@ def operations(network: Network, recipe: Adapt, step: Fed) -> float:
 
     Forward: 2 per matrix value and position, 4 per query width and seen pair and layer, 2 per value of the head and
     label. Backward: as much for the inputs' gradients and, where all weights learn, as much again for theirs; attention
-    twice its forward. Low-rank adapters add 6 per value and position. Checkpointing repeats the layers' forward, more
-    than CHUNK labels the head's. In draft scope the clean stream runs forward only.
+    twice its forward. Low-rank adapters add 6 per value and position. Checkpointing repeats the layers' forward but for
+    its last matrix, more than CHUNK labels the head's. In draft scope the clean stream runs forward only.
     """
     full, again = recipe.method == "full", int(recipe.checkpointing)
     draft = recipe.adapter_scope == "draft"
-    width = 4 * network.queries * network.layers
-    clean = 2 * network.matrices * step.clean, width * step.clean_pairs
-    noisy = 2 * network.matrices * step.noisy, width * step.noisy_pairs
-    passes, attention = 2 + full + again, 3 + again
-    learned = passes * noisy[0] + attention * noisy[1]
-    seen = sum(clean) if draft else passes * clean[0] + attention * clean[1]
+    last = network.layers * network.hidden * network.ff
+    matrices = 2 * ((2 + full + again) * network.matrices - again * last)
+    attention = 4 * network.queries * network.layers
+    learned = matrices * step.noisy + (3 + again) * attention * step.noisy_pairs
+    if draft:
+        seen = 2 * network.matrices * step.clean + attention * step.clean_pairs
+    else:
+        seen = matrices * step.clean + (3 + again) * attention * step.clean_pairs
     adapters = 0 if full else 6 * network.adapters(recipe.rank) * (step.noisy if draft else step.positions)
     head = 2 * network.vocab * network.hidden * step.labels * (2 + full + (step.labels > CHUNK * recipe.accumulation))
     return learned + seen + adapters + head

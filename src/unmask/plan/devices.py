@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.bench.limits import measure_limits
+from unmask.bench.limits import peak
 from unmask.errors import ConfigError
 
 EFFICIENCY = 0.4
@@ -51,12 +51,11 @@ def gpus(text: str) -> Devices:
 
 def this_machine(dtype: str) -> Devices:
     """This machine's GPUs, else its CPU: the best of a few matrix products in the recipe's number type."""
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     if torch.cuda.is_available():
-        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
         about = torch.cuda.get_device_properties(0)
         return Devices(about.name, torch.cuda.device_count(), _peak_of_gpu(kind), float(about.total_memory))
-    limits = measure_limits(1 << 20)
-    return Devices("this machine's CPU", 1, limits.peak_bf16 if dtype == "bf16" else limits.peak_fp32, 0.0)
+    return Devices("this machine's CPU", 1, peak(kind), 0.0)
 
 
 def _peak_of_gpu(kind: torch.dtype, size: int = 8192) -> float:
