@@ -55,7 +55,7 @@ def this_machine(dtype: str) -> Devices:
     if torch.cuda.is_available():
         about = torch.cuda.get_device_properties(0)
         return Devices(about.name, torch.cuda.device_count(), _peak_of_gpu(kind), float(about.total_memory))
-    return Devices("this machine's CPU", 1, peak(kind), 0.0)
+    return Devices(f"this machine's CPU in {dtype}", 1, peak(kind), 0.0)
 
 
 def _peak_of_gpu(kind: torch.dtype, size: int = 8192) -> float:
