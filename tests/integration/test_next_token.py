@@ -1,13 +1,16 @@
 """The plain next-token fine-tune: transformers' own loss, the loop as it is, and a plain model at its end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from test_adapt import train
-from training import many_rows, recipe, save_base, save_rows
+from training import log, many_rows, recipe, save_base, save_rows
 
 import unmask
+from unmask.adapt import adapt
+from unmask.config import Source
 from unmask.core.streams import collate
 from unmask.data import Row, load_rows
 from unmask.errors import CheckpointError, ConfigError
@@ -98,3 +101,24 @@ def test_an_adapter_that_peft_wrote_is_loaded_with_its_base(base, data, tmp_path
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
     with pytest.raises(CheckpointError, match="adapter_config.json names no base; .*base_model_name_or_path"):
         unmask.load(tmp_path / "theirs")
+
+
+def test_sources_with_weights_in_forwards_of_so_many_tokens_resume_exactly(base, data, tmp_path):
+    """Order, weights and the log of a run that was stopped are those of one that was not."""
+    more = save_rows(tmp_path / "more.jsonl", [{"question": f"{n}?", "answer": "yes " * n} for n in range(9)])
+    sources = (str(data), Source(path=str(more), weight=1.5))
+    first = recipe(base, data, tmp_path / "straight", batch_tokens=150, steps=14, save_every=5)
+    straight = replace(first, data=sources)
+    broken = replace(straight, output=str(tmp_path / "broken"))
+    assert len({progress.rows for progress in train(straight)}) > 2
+    for progress in adapt(broken):
+        if progress.step == 5:
+            break
+    assert [progress.step for progress in train(broken, resume=True)] == list(range(6, 15))
+    assert log(tmp_path / "broken") == log(tmp_path / "straight")
+    about = json.loads((tmp_path / "broken" / "rows.json").read_text())
+    assert about["sources"][str(more)] == {"kept": 9, "read as question, answer": 9, "added: again, by weight": 4}
+    assert set(about["sha256"]) == {str(data), str(more)}
+    changed = replace(broken, data=(str(data), Source(path=str(more), weight=1.4)))
+    with pytest.raises(CheckpointError, match="data is .* resume with the same recipe"):
+        train(changed, resume=True)
