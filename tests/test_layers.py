@@ -17,6 +17,7 @@ LAYERS = [
     {"api"},
     {"demo", "report"},
     {"bench"},
+    {"plan"},
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -29,6 +30,7 @@ ONLY_IN = {
     "huggingface_hub": "model",
     "llama_cpp": "model",
     "matplotlib": "report",
+    "datasets": "data",
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 

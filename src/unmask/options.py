@@ -175,7 +175,15 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
     """`value` as `kind`, where that loses nothing: 1 is a float, "1" is not a number, true is not 1."""
     if value is None and kind is not _inner(kind):
         return None
-    inner = _inner(kind)
+    inner, table = _inner(kind), next((part for part in typing.get_args(kind) if dataclasses.is_dataclass(part)), None)
+    if table is not None and isinstance(value, Mapping):
+        return read(table, value, name)  # type: ignore[arg-type]
+    if table is not None and isinstance(value, table):  # type: ignore[arg-type]
+        return value
+    if typing.get_origin(inner) is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {shown(value)}; allowed: a table")
+        return {key: _typed(typing.get_args(inner)[1], each, f"{name}.{key}") for key, each in value.items()}
     if typing.get_origin(inner) is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name} is {shown(value)}; allowed: a list")

@@ -3,7 +3,6 @@
 The model and the training states are written by `model.learner` and `model.trainstate`.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -29,7 +28,8 @@ def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool) -> None:
             f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
             "or another --output"
         )
-    about = {"counts": dict(rows.counts), "sha256": {path: _sha256(Path(path)) for path in recipe.data}}
+    sources = {name: dict(counts) for name, counts in rows.sources.items()}
+    about = {"counts": dict(rows.counts), "sources": sources, "sha256": rows.digests}
     if resume:
         _same(output / "recipe.json", json.loads(json.dumps(asdict(recipe))), MAY_CHANGE, "the same recipe")
         _same(output / "rows.json", about, (), "the same data")
@@ -48,11 +48,6 @@ def _same(saved: Path, now: dict[str, Any], may_change: tuple[str, ...], what: s
             f"{key} is {now[key]!r}, the run in {saved.parent} was made with {before.get(key)!r}; "
             f"resume with {what}, or start another --output"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cut_log(output: Path, done: int) -> None:

@@ -27,7 +27,7 @@ class Limits:
 
 def measure_limits(nbytes: int) -> Limits:
     """Limits of this machine, for a buffer of `nbytes`."""
-    return Limits(_bandwidth(nbytes), _peak(torch.float32), _peak(torch.bfloat16))
+    return Limits(_bandwidth(nbytes), peak(torch.float32), peak(torch.bfloat16))
 
 
 def _bandwidth(nbytes: int) -> float:
@@ -35,7 +35,7 @@ def _bandwidth(nbytes: int) -> float:
     return buffer.nbytes / min(seconds(buffer.sum) for _ in range(TRIES))
 
 
-def _peak(dtype: torch.dtype) -> float:
+def peak(dtype: torch.dtype) -> float:
     """Operations per second; sizes grow while a product is quick, since without units for a type it is very slow."""
     n, best = 128, 0.0
     while True:

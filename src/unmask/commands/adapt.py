@@ -6,6 +6,7 @@ per step to OUTPUT/log.jsonl. A run that was stopped or killed goes on with --re
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +20,21 @@ EXAMPLES = """examples:
   unmask adapt --template > mine.toml
   unmask adapt mine.toml
   unmask adapt mine.toml --steps 50 --output runs/short
-  unmask adapt mine.toml --resume"""
+  unmask adapt mine.toml --resume
+  unmask adapt recipes/fast-dllm-v2-1.5b.toml --dry-run --gpus 64xA100"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", type=Path, help="the recipe")
     parser.add_argument("--template", action="store_true", help="print a commented recipe with every key, and stop")
     parser.add_argument("--resume", action="store_true", help="continue from the last state of the same output")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the recipe takes (rows, tokens, memory, time), and stop"
+    )
+    parser.add_argument(
+        "--gpus", action="append", metavar="NxNAME", help="with --dry-run: estimate for these, as 8xH100"
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     add_flags(parser.add_argument_group("recipe keys"), Adapt)
 
 
@@ -36,12 +45,24 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe is None:
         raise ConfigError("give a recipe: unmask adapt RECIPE.toml (unmask adapt --template prints one)")
     recipe = read_toml(Adapt, args.recipe, given(args, Adapt))
+    if args.dry_run:
+        return _dry_run(recipe, args)
+    if args.gpus or args.json:
+        raise ConfigError(f"{'--gpus' if args.gpus else '--json'} belongs to --dry-run; add it, or leave this out")
     from unmask.adapt import adapt
 
     with _reporter(recipe.steps) as report:
         for progress in adapt(recipe, resume=args.resume):
             report(progress)
     print(f"saved {recipe.output}/model")
+    return 0
+
+
+def _dry_run(recipe: Adapt, args: argparse.Namespace) -> int:
+    from unmask.plan import lines, plan
+
+    made = plan(recipe, args.gpus)
+    print(json.dumps(made.as_json(), indent=2) if args.json else "\n".join(lines(made)))
     return 0
 
 

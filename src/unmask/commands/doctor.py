@@ -85,7 +85,7 @@ def _model(ref: str) -> Iterator[str]:
     from unmask.model import adapters, checkpoint, files, hf, sources
 
     path = sources.locate(ref)
-    about = files.read_json(path / adapters.SPEC) if adapters.is_adapter(path) else {}
+    about = adapters.about(path) if adapters.is_adapter(path) else {}
     base = sources.locate(checkpoint.base_of(about, path)) if about else path
     config, _ = hf.read_config(base)
     weights = files.inspect_weights(base)

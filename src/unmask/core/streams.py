@@ -115,6 +115,15 @@ def noisy_row(
     )
 
 
+def plain_row(ids: Tensor, labelled: Tensor) -> NoisyRow:
+    """The clean stream alone, for the plain next-token fine-tune: its labels take the masked ones' place."""
+    position, nothing = torch.arange(len(ids)), ids.new_zeros(0)
+    label = labelled[1:].nonzero().squeeze(1) + 1
+    streams = Streams(torch.full_like(position, CLEAN), position, position, torch.zeros_like(position))
+    unmasked = torch.zeros_like(labelled)
+    return NoisyRow(ids, unmasked, streams, len(ids), label - 1, ids[label], nothing, nothing, nothing)
+
+
 def _last_start(ids: Tensor, labelled: Tensor, draw: Draw, block_size: int, causal: bool, complementary: bool) -> int:
     """Where the last block starts in which something is masked; 0 where there is none."""
     _, start, maskable = extend(ids, labelled, draw, block_size, causal)

@@ -48,6 +48,16 @@ def is_adapter(directory: Path) -> bool:
     return (directory / CONFIG).is_file()
 
 
+def about(directory: Path) -> dict[str, Any]:
+    """What is said about an adapter: base, base_sha256, spec; of a directory that PEFT wrote, its base alone.
+
+    A mask's embedding without the block spec that belongs to it is an error: the adapter was made to fill masks.
+    """
+    if (directory / SPEC).is_file() or (directory / MASK).is_file():
+        return read_json(directory / SPEC)
+    return {"base": read_json(directory / CONFIG).get("base_model_name_or_path")}
+
+
 def read_adapter(directory: Path) -> Adapter:
     """Read an adapter directory; CheckpointError for a missing or damaged file or an option that is not known here."""
     config = read_json(directory / CONFIG)

@@ -1,7 +1,8 @@
 """Checkpoints: a model reference in, a network that decodes blocks out; and back to files, all or nothing.
 
 A full checkpoint is an ordinary Hugging Face directory whose config.json also holds `block_spec`. An adapter is PEFT's
-directory with `block_spec.json` (which names the base) and, where one was trained, the mask's embedding.
+directory with `block_spec.json` (which names the base) and, where one was trained, the mask's embedding. Either without
+a block spec is a plain autoregressive model.
 """
 
 import dataclasses
@@ -139,7 +140,7 @@ def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int 
 
 
 def save_full(
-    model: Any, tokenizer: Any | None, spec: BlockSpec, directory: Path, *, dtype: torch.dtype | None = None
+    model: Any, tokenizer: Any | None, spec: BlockSpec | None, directory: Path, *, dtype: torch.dtype | None = None
 ) -> None:
     """Save a whole model with its BlockSpec as a Hugging Face directory, replacing `directory` all at once.
 
@@ -149,7 +150,10 @@ def save_full(
         model.save_pretrained(fresh, state_dict=_as_dtype(model.state_dict(), dtype or model.dtype))
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
-        entries = read_json(fresh / "config.json") | {"block_spec": dataclasses.asdict(spec)}
+        entries = read_json(fresh / "config.json")
+        entries.pop("block_spec", None)  # of an adapted base
+        if spec is not None:
+            entries["block_spec"] = dataclasses.asdict(spec)
         entries["dtype"] = str(dtype or model.dtype).removeprefix("torch.")
         (fresh / "config.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
@@ -158,21 +162,23 @@ def save_adapter(
     state: dict[str, Tensor],
     config: dict[str, Any],
     mask_vector: Tensor | None,
-    spec: BlockSpec,
+    spec: BlockSpec | None,
     base: str,
     directory: Path,
 ) -> None:
-    """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once.
+    """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once; without a
+    BlockSpec PEFT's two files alone.
 
     state, config: as `adapters.peft_state` takes them from a PEFT model. base: the reference it was trained on, which
     is stored as given (a directory or a .gguf file as its absolute path).
     """
     origin, file = locate(base), Path(base).expanduser()
     named = str(file.absolute()) if file.exists() else base
-    about = {"base": named, "base_sha256": base_digest(origin), "spec": dataclasses.asdict(spec)}
+    about = {"base": named, "base_sha256": base_digest(origin), "spec": spec and dataclasses.asdict(spec)}
     with replacing(Path(directory)) as fresh:
         adapters.write_adapter(fresh, state, config | {"base_model_name_or_path": named}, mask_vector)
-        (fresh / adapters.SPEC).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        if spec is not None:
+            (fresh / adapters.SPEC).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def base_digest(directory: Path) -> str:
@@ -240,8 +246,13 @@ def _load_adapter(
     lightly: bool,
     int8: bool,
 ) -> Checkpoint:
-    about = read_json(path / adapters.SPEC)
-    spec = _spec_from(about.get("spec"), path / adapters.SPEC, mask_id)
+    about, spec = adapters.about(path), None
+    if "spec" in about:
+        spec = _spec_from(about["spec"], path / adapters.SPEC, mask_id)
+    elif mask_id is not None:
+        raise ConfigError(
+            f"{path} is a plain adapter, for which a mask id means nothing; leave --mask-id out (mode ar)"
+        )
     origin = locate(base or base_of(about, path))
     if adapters.is_adapter(origin):
         raise CheckpointError(f"the base of {path} is itself an adapter ({origin}); merge that one first")
@@ -252,7 +263,7 @@ def _load_adapter(
     adapters.check_fits(adapter, on.tensors)
     plain = (lambda: on.model) if "model" in vars(on) else on.network
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
-    stops = tuple(sorted({*on.stop_ids, *spec.stop_ids}))
+    stops = tuple(sorted({*on.stop_ids, *(spec.stop_ids if spec else ())}))
     return _complete(
         dataclasses.replace(
             on, network=plain, adapter=adapter, mask_vector=vector, spec=spec, path=path, stop_ids=stops
@@ -290,10 +301,11 @@ def _complete(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def base_of(about: dict[str, Any], path: Path) -> str:
-    """The base that an adapter's block_spec.json names; one that starts with a dot is relative to the adapter."""
+    """The base that an adapter names; one that starts with a dot is relative to the adapter."""
     base = about.get("base")
     if not isinstance(base, str) or not base:
-        raise CheckpointError(f"{path / adapters.SPEC} names no base; give one with the key 'base'")
+        file, key = (adapters.SPEC, "base") if "spec" in about else (adapters.CONFIG, "base_model_name_or_path")
+        raise CheckpointError(f"{path / file} names no base; give one with the key '{key}'")
     return str(path / base) if base.startswith(".") else base
 
 

@@ -32,8 +32,10 @@ class Learner(nn.Module):
             raise ConfigError(f"base is '{recipe.base}', an adapter; give its base, and the adapter as start_from")
         self.own_dtype, self.tokenizer = loaded.dtype, loaded.tokenizer
         loaded.model.float()
+        self.diffusion = recipe.objective == "diffusion"
         stated = loaded.spec.mask_id if loaded.spec is not None and recipe.mask_id is None else recipe.mask_id
-        mask_id = prepare_mask(loaded.model, loaded.tokenizer, stated)
+        needed = self.diffusion or (recipe.reference_quirks and recipe.padding)
+        mask_id = prepare_mask(loaded.model, loaded.tokenizer, stated) if needed else 0  # else nothing is masked
         self.spec = BlockSpec(
             block_size=recipe.block_size,
             sub_block_size=recipe.sub_block_size,
@@ -64,7 +66,8 @@ class Learner(nn.Module):
                 self.model,
                 LoraConfig(r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0),
             )
-        self.mask_vector = nn.Parameter(_mean_embedding(self.model))
+        if self.diffusion:
+            self.mask_vector = nn.Parameter(_mean_embedding(self.model))
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
 
@@ -82,8 +85,7 @@ class Learner(nn.Module):
         if odd := sorted(set(tensors) ^ set(adapters.peft_state(self.peft)[0])):
             raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} (weight {odd[0]})")
         set_peft_model_state_dict(self.peft, {name: t.float() for name, t in tensors.items()})
-        if start.mask_vector is not None:
-            assert self.mask_vector is not None
+        if start.mask_vector is not None and self.mask_vector is not None:
             self.mask_vector.data.copy_(start.mask_vector)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -93,7 +95,7 @@ class Learner(nn.Module):
     def forward(self, batch: StreamBatch) -> Tensor:
         """Float [3]: the summed loss over masked labels, over next-token labels, and the divergence from the clean
         stream's own law at the masked labels; the last two are 0 unless the recipe weighs them."""
-        causal = self.spec.context == "causal"
+        causal = self.spec.context == "causal" or not self.diffusion
         with torch.autocast(
             batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"
         ):
@@ -125,19 +127,18 @@ class Learner(nn.Module):
         return head(self.model, hidden)
 
     def save(self, directory: Path) -> None:
-        """Write the model so that it loads for decoding: an adapter (float16), or a whole model in the base's type."""
+        """Write the model so that it loads for decoding: an adapter (float16), or a whole model in the base's type.
+
+        A next-token fine-tune is saved as the plain model or adapter that it is, without a BlockSpec.
+        """
+        spec = self.spec if self.diffusion else None
         if self.peft is None:
-            checkpoint.save_full(self.model, self.tokenizer, self.spec, directory, dtype=self.own_dtype)
+            checkpoint.save_full(self.model, self.tokenizer, spec, directory, dtype=self.own_dtype)
             return
         state, config = adapters.peft_state(self.peft)
-        assert self.mask_vector is not None
+        vector = None if self.mask_vector is None else self.mask_vector.detach().half()
         checkpoint.save_adapter(
-            {name: t.half() for name, t in state.items()},
-            config,
-            self.mask_vector.detach().half(),
-            self.spec,
-            self.base_ref,
-            directory,
+            {name: t.half() for name, t in state.items()}, config, vector, spec, self.base_ref, directory
         )
 
 

@@ -1,104 +1,16 @@
-"""Rows of training text: JSONL files to token ids with labels, and the order in which batches are made of them.
+"""A row of text to token ids with labels, through the base's own chat template.
 
 A chat row is {"messages": [{"role", "content"}, …]}; a plain row is {"prompt": text, "completion": text}, taken without
 a template. An optional "ended": false says that the answer was cut by a length limit, so that its end is not learned.
 Labels lie on assistant text and its end token, in every assistant turn, and on nothing else.
 """
 
-import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from unmask.errors import DataError
 
-from unmask.core.noise import seeded
-from unmask.errors import ConfigError, DataError
-
-
-@dataclass(frozen=True)
-class Row:
-    """ids: Long [token]; labelled: Bool [token]."""
-
-    ids: Tensor
-    labelled: Tensor
-
-
-@dataclass
-class Rows:
-    """Encoded rows, and how many were dropped or changed, by reason."""
-
-    rows: list[Row] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-def load_rows(paths: list[str], tokenizer: Any, *, max_length: int, truncation: str, stop_ids: tuple[int, ...]) -> Rows:
-    """Read and encode JSONL files. A malformed row is an error with file and line; one without a label is dropped.
-
-    truncation: "keep" cuts a long row (its cut end is not learned as an end), "drop" leaves it out.
-    Raises DataError, also where no row is left, and ConfigError for a base that cannot be trained on text.
-    """
-    if tokenizer is None or not stop_ids:
-        lacking = "tokenizer, so text cannot become tokens" if tokenizer is None else "end token, so answers cannot end"
-        raise ConfigError(f"the base has no {lacking}; add it to the base's directory")
-    result = Rows()
-    for path in paths:
-        for line, record in read_jsonl(path):
-            try:
-                ids, labelled = encode(record, tokenizer, stop_ids)
-            except DataError as error:
-                raise DataError(error.problem, file=path, line=line, field=error.field) from None
-            _keep(result, ids, labelled, max_length, truncation)
-    if not result.rows:
-        raise DataError(
-            f"no row with an answer is left of {', '.join(map(str, paths))} ({_listed(result.counts)}); "
-            f"raise max_length above {max_length} or give other data"
-        )
-    return result
-
-
-def _keep(result: Rows, ids: list[int], labelled: list[bool], max_length: int, truncation: str) -> None:
-    if len(ids) > max_length:
-        if truncation == "drop":
-            result.counts[f"dropped: longer than max_length {max_length}"] += 1
-            return
-        ids, labelled = ids[:max_length], labelled[:max_length]
-        if not any(labelled[1:]):
-            result.counts[f"dropped: the answer begins after max_length {max_length}"] += 1
-            return
-        result.counts[f"cut at max_length {max_length}"] += 1
-    if not any(labelled[1:]):
-        result.counts["dropped: nothing to learn"] += 1
-        return
-    result.counts["kept"] += 1
-    result.rows.append(Row(torch.tensor(ids), torch.tensor(labelled)))
-
-
-def _listed(counts: Counter[str]) -> str:
-    return "; ".join(f"{n} {reason}" for reason, n in counts.items()) or "it is empty"
-
-
-def read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each non-empty line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError("there is no such file", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read as UTF-8 text ({error})", file=path) from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"is not JSON ({error.msg} at column {error.colno})", file=path, line=number) from None
-        if not isinstance(record, dict):
-            raise DataError(f"is a JSON {type(record).__name__}, not an object", file=path, line=number)
-        yield number, record
+Pieces = list[tuple[list[int], bool]]
+"""Consecutive token ids of a row, and whether they are an answer."""
 
 
 def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> tuple[list[int], list[bool]]:
@@ -113,13 +25,13 @@ def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) ->
         raise DataError("must be true or false", field="ended")
     if record.get("ended") is False:
         pieces[-1] = (pieces[-1][0][:-1], True)
+    return flat(pieces)
+
+
+def flat(pieces: Pieces) -> tuple[list[int], list[bool]]:
+    """ids and labels of a row, token by token."""
     ids = [token for tokens, _ in pieces for token in tokens]
-    labelled = [answer for tokens, answer in pieces for _ in tokens]
-    return ids, labelled
-
-
-Pieces = list[tuple[list[int], bool]]
-"""Consecutive token ids of a row, and whether they are an answer."""
+    return ids, [answer for tokens, answer in pieces for _ in tokens]
 
 
 def plain_pieces(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
@@ -143,7 +55,7 @@ def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pie
     found in the final text, from the header that the template puts before an answer (what `add_generation_prompt`
     adds) to the end token behind it. Tokens end where a piece ends, as they do when a prompt is served.
     """
-    _check_messages(messages, tokenizer)
+    check_messages(messages, tokenizer)
     text = _render(tokenizer, messages)
     header = _header(tokenizer, messages)
     answers = sum(message["role"] == "assistant" for message in messages)
@@ -217,7 +129,7 @@ def _header(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
     return prompted[len(plain) :]
 
 
-def _check_messages(messages: Any, tokenizer: Any) -> None:
+def check_messages(messages: Any, tokenizer: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise DataError("must be a list of at least one message", field="messages")
     for number, message in enumerate(messages):
@@ -237,16 +149,3 @@ def _refuse_special(text: str, tokenizer: Any, name: str) -> None:
             raise DataError(f"holds the control token {mark!r} as text; remove it", field=name)
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise DataError("holds half of a surrogate pair, which is not a character; remove it", field=name)
-
-
-def batches(rows: list[Row], size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Row numbers of each batch of one epoch: shuffled, then grouped so that neighbours have similar lengths.
-
-    Depends on (seed, epoch) alone. The last batch of an epoch may be smaller.
-    """
-    generator = seeded("order", seed, epoch)
-    order = torch.randperm(len(rows), generator=generator).tolist()
-    pool = size * 16
-    pools = (sorted(order[at : at + pool], key=lambda n: len(rows[n].ids)) for at in range(0, len(order), pool))
-    cut = [part[at : at + size] for part in pools for at in range(0, len(part), size)]
-    return [cut[n] for n in torch.randperm(len(cut), generator=generator).tolist()]

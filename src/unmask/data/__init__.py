@@ -1,0 +1,9 @@
+"""Rows of training text: sources to records, records to token ids with labels, and the order of their batches."""
+
+from unmask.data.encode import encode
+from unmask.data.order import Order, batches
+from unmask.data.packing import Packing, packing_of
+from unmask.data.rows import Row, Rows, load_rows
+from unmask.data.sources import read_jsonl
+
+__all__ = ["Order", "Packing", "Row", "Rows", "batches", "encode", "load_rows", "packing_of", "read_jsonl"]

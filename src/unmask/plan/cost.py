@@ -1,0 +1,133 @@
+"""Memory and operations of training, from the sizes of the network and of what is fed.
+
+All formulas count what this project's training loop does: float32 weights, AdamW, autocast for bf16.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from unmask.config import Adapt
+from unmask.core.loss import CHUNK
+from unmask.core.masks import CLEAN
+from unmask.core.streams import NoisyRow
+from unmask.plan.network import Network
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What some rows put into the network: positions of the clean stream and of the noisy ones, pairs of a query and a
+    key that it sees in each, and labels whose logits are made."""
+
+    clean: float = 0
+    noisy: float = 0
+    clean_pairs: float = 0
+    noisy_pairs: float = 0
+    labels: float = 0
+
+    @property
+    def positions(self) -> float:
+        return self.clean + self.noisy
+
+    def times(self, factor: float) -> "Fed":
+        return Fed(*(factor * value for value in vars(self).values()))
+
+    def __add__(self, other: "Fed") -> "Fed":
+        return Fed(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def fed(row: NoisyRow, block_size: int, causal: bool) -> Fed:
+    """What one row puts in. A clean query sees the clean tokens up to itself or to its block's end, a noisy one the
+    clean tokens before its block and the block."""
+    clean = row.streams.stream == CLEAN
+    position, start = row.streams.position, row.streams.start
+    seen = position + 1 if causal else torch.clamp(start + block_size, max=row.clean)
+    behind = torch.clamp(start, min=0, max=row.clean) + block_size
+    labels = len(row.target) + len(row.ar_target)
+    return Fed(row.clean, len(row.ids) - row.clean, int(seen[clean].sum()), int(behind[~clean].sum()), labels)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on a device: weights (float32, with bf16 copies of the matrices where the products are in bf16), gradients
+    and AdamW's two moments of what learns, activations and logits of one forward."""
+
+    weights: float
+    gradients: float
+    moments: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.moments + self.activations
+
+    def divided(self, devices: int) -> float:
+        """Bytes on each of several devices that divide all but the activations (FSDP2, ZeRO-3)."""
+        return (self.total - self.activations) / devices + self.activations
+
+
+def learning(network: Network, recipe: Adapt) -> int:
+    """Values that learn: all of them, or the adapters and the mask's embedding."""
+    if recipe.method == "full":
+        return network.parameters
+    return network.adapters(recipe.rank) + network.hidden * (recipe.objective == "diffusion")
+
+
+def memory(network: Network, recipe: Adapt, forward: Fed) -> Memory:
+    """Memory per device for a forward over `forward`.
+
+    weights 4 P, and 2 bytes of each matrix in bf16; gradients 4 T; moments 8 T, for P parameters of which T learn.
+    Activations: `kept` values per position and layer; with checkpointing a layer's input for each layer, and all of one
+    layer. In draft scope the clean stream keeps its keys and values alone. Logits: three float32 copies for up to CHUNK
+    labels at once.
+    """
+    learned, size = learning(network, recipe), 2 if recipe.dtype == "bf16" else 4
+    copies = 2 * (network.matrices + network.vocab * network.hidden) if recipe.dtype == "bf16" else 0
+    draft = recipe.adapter_scope == "draft"
+    positions = forward.noisy if draft else forward.positions
+    layer = positions * kept(network, recipe)
+    if recipe.checkpointing:
+        inside = layer + 4 * positions * network.hidden * network.layers
+    else:
+        inside = layer * network.layers
+    if draft:
+        inside += 2 * size * forward.clean * network.keys * network.layers
+    logits = 3 * 4 * min(forward.labels, CHUNK) * network.vocab
+    return Memory(4.0 * network.parameters + copies, 4.0 * learned, 8.0 * learned, inside + logits)
+
+
+def kept(network: Network, recipe: Adapt) -> float:
+    """Bytes that a layer keeps for its backward pass, per position.
+
+    Float32: each of the two norms its input and, where its weight learns, what it multiplies (h each); attention its
+    queries, keys and values (q + 2 k). Of the type of the products: the inputs of the matrices, which are h for two
+    groups of them and q for one, and four stages of the feed-forward (4 ff); adapters a rank for each of 7 matrices.
+    In bf16 each of the five matrices that reads h keeps a cast of its own.
+    """
+    h, q, k, ff = network.hidden, network.queries, network.keys, network.ff
+    full, bf16 = recipe.method == "full", recipe.dtype == "bf16"
+    norms, readers, ranks = 2 + 2 * full, 5 if bf16 else 2, 0 if full else 7 * recipe.rank
+    return 4 * (norms * h + q + 2 * k) + (2 if bf16 else 4) * (readers * h + q + 4 * ff + ranks)
+
+
+def operations(network: Network, recipe: Adapt, step: Fed) -> float:
+    """Floating-point operations of a step; a multiplication and an addition are two.
+
+    Forward: 2 per matrix value and position, 4 per query width and seen pair and layer, 2 per value of the head and
+    label. Backward: as much for the inputs' gradients and, where all weights learn, as much again for theirs; attention
+    twice its forward. Low-rank adapters add 6 per value and position. Checkpointing repeats the layers' forward but for
+    its last matrix, more than CHUNK labels the head's. In draft scope the clean stream runs forward only.
+    """
+    full, again = recipe.method == "full", int(recipe.checkpointing)
+    draft = recipe.adapter_scope == "draft"
+    last = network.layers * network.hidden * network.ff
+    matrices = 2 * ((2 + full + again) * network.matrices - again * last)
+    attention = 4 * network.queries * network.layers
+    learned = matrices * step.noisy + (3 + again) * attention * step.noisy_pairs
+    if draft:
+        seen = 2 * network.matrices * step.clean + attention * step.clean_pairs
+    else:
+        seen = matrices * step.clean + (3 + again) * attention * step.clean_pairs
+    adapters = 0 if full else 6 * network.adapters(recipe.rank) * (step.noisy if draft else step.positions)
+    head = 2 * network.vocab * network.hidden * step.labels * (2 + full + (step.labels > CHUNK * recipe.accumulation))
+    return learned + seen + adapters + head

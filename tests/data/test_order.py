@@ -1,0 +1,60 @@
+"""Which rows share a forward and which forwards a step, whatever the step that is asked for first."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unmask.data import Order, Row, batches
+
+
+def rows(*lengths):
+    return [Row(torch.zeros(n, dtype=torch.long), torch.ones(n).bool()) for n in lengths]
+
+
+def settings(**changes):
+    return SimpleNamespace(**{"batch_rows": 4, "batch_tokens": None, "accumulation": 1, "seed": 0, **changes})
+
+
+MANY = rows(*[(7 * n) % 50 + 2 for n in range(103)])
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("tokens", [None, 120])
+def test_an_epoch_has_every_row_once(accumulation, tokens):
+    order = Order(MANY, settings(accumulation=accumulation, batch_tokens=tokens))
+    seen, epoch, step = {}, 0, 0
+    while epoch < 3:
+        step += 1
+        epoch, window = order.at(step)
+        assert 1 <= len(window) <= accumulation
+        seen.setdefault(epoch, []).extend(n for part in window for n in part)
+    assert all(sorted(seen[n]) == list(range(103)) for n in range(3)) and seen[0] != seen[1]
+
+
+def test_rows_of_a_forward_are_those_of_batches():
+    order, epochs = Order(MANY, settings()), [batches(MANY, 4, seed=0, epoch=epoch) for epoch in range(2)]
+    assert [order.at(step)[1] for step in range(1, 53)] == [[part] for epoch in epochs for part in epoch]
+
+
+def test_a_forward_holds_as_many_tokens_as_it_may():
+    order = Order(MANY, settings(batch_tokens=120))
+    first, _ = order.at(1)
+    windows = [window for step in range(1, 200) for epoch, window in [order.at(step)] if epoch == first]
+    held = [sum(order.lengths[n] for n in part) for window in windows for part in window]
+    assert max(held) <= 120 and sum(held) / len(held) > 90  # rows of similar lengths, seldom one more would have fitted
+    assert len({len(part) for window in windows for part in window}) > 3
+
+
+def test_a_row_longer_than_a_forward_is_alone():
+    order = Order(rows(5, 200, 5), settings(batch_tokens=50))
+    windows = [order.at(step)[1] for step in (1, 2)]
+    assert sorted(sorted(part) for window in windows for part in window) == [[0, 2], [1]]
+
+
+def test_any_step_can_be_asked_for_first():
+    straight = Order(MANY, settings(batch_tokens=120, accumulation=2))
+    wanted = {step: straight.at(step) for step in range(1, 60)}
+    for step in (59, 1, 30):
+        assert Order(MANY, settings(batch_tokens=120, accumulation=2)).at(step) == wanted[step]
+        assert straight.at(step) == wanted[step]
