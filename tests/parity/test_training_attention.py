@@ -102,7 +102,9 @@ def test_layouts_and_checkpointing_change_no_gradient(made, form):
 def test_checkpointing_computes_layers_again(made, checkpointing):
     settings = recipe(*made, checkpointing=checkpointing)
     learner, ran = Learner(settings), []
-    learner.model.get_decoder().layers[1].self_attn.register_forward_hook(lambda *_: ran.append(torch.is_grad_enabled()))
+    learner.model.get_decoder().layers[1].self_attn.register_forward_hook(
+        lambda *_: ran.append(torch.is_grad_enabled())
+    )
     learner(batch_of(False)).sum().backward()
     assert len(ran) == 1 + checkpointing
 
