@@ -59,6 +59,11 @@ class Run:
     network: Any
     guard: Guard
 
+    def learning(self) -> dict[str, torch.Tensor]:
+        """What learns, by name, as the optimizer holds it; a wrapped network may show it otherwise at times."""
+        [group] = _plain(self.optimizer).param_groups
+        return dict(zip(self.learner.trainable(), group["params"], strict=True))
+
 
 def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     """Run a recipe; the model is in `<output>/model` when the generator ends.
@@ -122,9 +127,10 @@ def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, 
         cut_log(output, done)
     accelerator.wait_for_everyone()
     network, optimizer = accelerator.prepare(learner, optimizer)
+    run = Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe))
     if state:
-        load_moments(state, learner, _plain(optimizer))
-    return Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe)), done, held
+        load_moments(state, run.learning(), _plain(optimizer))
+    return run, done, held
 
 
 def _rows(data: tuple[str, ...], recipe: Adapt, learner: Learner) -> Rows:
@@ -145,7 +151,7 @@ def _plain(optimizer: Any) -> Any:
 def _save(run: Run, step: int) -> None:
     if step > 0:
         output, first = Path(run.recipe.output), run.accelerator.is_main_process
-        save_state(output, run.learner, _plain(run.optimizer), {"step": step}, keep=run.recipe.keep, write=first)
+        save_state(output, run.learning(), _plain(run.optimizer), {"step": step}, keep=run.recipe.keep, write=first)
         if first:
             draw_curves(output)
 
@@ -154,7 +160,7 @@ def _save_model(run: Run) -> None:
     """Write the adapted model. Where the processes hold parts of it only, it is made anew from the last state."""
     output, learner = Path(run.recipe.output), run.learner
     if run.accelerator.is_main_process:
-        if any(is_split(p) for p in learner.parameters()):
+        if any(map(is_split, run.learning().values())):
             learner = Learner(run.recipe)
             load_weights(states(output)[-1], learner)
         learner.save(output / "model")

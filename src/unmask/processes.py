@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import Adapt
-from unmask.errors import MissingExtraError, UnmaskError
+from unmask.errors import ConfigError, MissingExtraError, UnmaskError
 
 TRACKERS = ("tensorboard", "wandb")
 
@@ -40,11 +40,17 @@ def join(recipe: Adapt) -> Any:
         if find_spec(name) is None:
             raise MissingExtraError(name, "track")
     accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
         mixed_precision="no",
         log_with=trackers or None,
         project_dir=recipe.output,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=recipe.process_timeout))],
     )
+    if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
+        raise ConfigError(
+            f"the launcher started {os.environ['WORLD_SIZE']} processes, but accelerate joined "
+            f"{accelerator.num_processes}; launch as docs/scale.md shows"
+        )
     if trackers:
         accelerator.init_trackers("unmask")
     return accelerator

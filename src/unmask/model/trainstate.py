@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.errors import CheckpointError
 from unmask.model.adapters import read_tensors
@@ -24,7 +24,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 def save_state(
     output: Path,
-    learner: Learner,
+    parameters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     about: dict[str, Any],
     *,
@@ -33,10 +33,10 @@ def save_state(
 ) -> None:
     """Write `output/state-<step>`; when it is complete, states older than the last `keep` go.
 
+    parameters: what learns, by name, as the optimizer holds it (in several processes maybe a part of each).
     `about` must hold the number of steps done. A state of that step that is there already is this one. What a killed
     save left behind is removed. Every process of a run must call this, and one of them writes.
     """
-    parameters = learner.trainable()
     weights = {name: whole(p) for name, p in parameters.items()}
     moments = _moments(parameters, optimizer)
     directory = output / f"state-{about['step']:07d}"
@@ -66,7 +66,7 @@ def is_split(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def _like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """A whole tensor split and placed as a parameter is."""
     tensor = tensor.to(parameter.device)
     if not is_split(parameter):
@@ -77,7 +77,7 @@ def _like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     return distribute_tensor(tensor, split.device_mesh, split.placements)
 
 
-def _moments(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _moments(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{name}/{moment}": whole(optimizer.state[p][moment])
         for name, p in parameters.items()
@@ -98,10 +98,10 @@ def load_weights(directory: Path, learner: Learner) -> dict[str, Any]:
     return about
 
 
-def load_moments(directory: Path, learner: Learner, optimizer: torch.optim.Optimizer) -> None:
+def load_moments(directory: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Restore AdamW's moments, after the weights were split over processes."""
     moments = read_tensors(directory / "optimizer.safetensors")
-    for name, parameter in learner.trainable().items():
+    for name, parameter in parameters.items():
         try:
             found = {moment: moments[f"{name}/{moment}"] for moment in MOMENTS}
         except KeyError as error:
