@@ -34,7 +34,7 @@ SPLIT = {
 
 
 def split_on_cpu() -> None:
-    """accelerate takes FSDP on GPUs only: let it think that there are some. What it then does is what it always does."""
+    """accelerate takes FSDP on GPUs only: let it think that there are some; all else it does as always."""
     os.environ.update(SPLIT)
     accelerate.state.PartialState(cpu=True)
     accelerate.state.PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

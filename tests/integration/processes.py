@@ -64,10 +64,13 @@ class Nursery:
         ranks = range(len(self.pids)) if rank is None else [rank]
         return "".join(Path(f"{self.said}.{rank}").read_text() for rank in ranks)
 
-    def when_logged(self, output: Path, steps: int, number: int = signal.SIGKILL, rank: int = 0) -> None:
-        """Send a signal to one process as soon as so many steps are logged."""
+    def when_logged(
+        self, output: Path, steps: int, number: int = signal.SIGKILL, rank: int = 0, wait: float = 0
+    ) -> None:
+        """Send a signal to one process when so many steps are logged, and `wait` seconds later."""
         deadline, log = time.monotonic() + 60, output / "log.jsonl"
         while not (log.is_file() and log.read_bytes().count(b"\n") >= steps):
             assert time.monotonic() < deadline, self.words()
             time.sleep(0.002)
+        time.sleep(wait)
         os.kill(self.pids[rank], number)

@@ -2,12 +2,10 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from processes import ENVIRONMENT, Nursery
+from processes import Nursery
 from safetensors.torch import load_file
 from training import log, many_rows, save_base, save_rows
 
