@@ -27,6 +27,10 @@ from unmask.rundir import add_to_log, cut_log, open_run, read_log
 from unmask.validation import Validation, held_out, validate
 
 
+REDRAWN = 60.0
+"""Seconds after which the picture of a run is drawn again when a state is saved."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """One optimizer step, over all processes. loss is the mean over masked labels (nats), ar_loss over next-token
@@ -153,7 +157,7 @@ def _save(run: Run, step: int) -> None:
         output, first = Path(run.recipe.output), run.accelerator.is_main_process
         save_state(output, run.learning(), _plain(run.optimizer), {"step": step}, keep=run.recipe.keep, write=first)
         if first:
-            draw_curves(output)
+            draw_curves(output, older_than=0 if step == run.recipe.steps else REDRAWN)
 
 
 def _save_model(run: Run) -> None:

@@ -1,5 +1,6 @@
 """A picture of a run: `curves.html` in its directory, drawn from its log. Left out where matplotlib is missing."""
 
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ POINTS = 400
 Curve = list[tuple[float, float]]
 
 
-def draw_curves(output: Path) -> None:
-    """Write `output/curves.html`: loss, validation loss, learning rate and norm of the gradient by step."""
+def draw_curves(output: Path, *, older_than: float = 0.0) -> None:
+    """Write `output/curves.html`: loss, validation loss, learning rate and norm of the gradient by step.
+
+    older_than: leave a picture that is younger than so many seconds.
+    """
+    picture = output / "curves.html"
     if find_spec("matplotlib") is None:
+        return
+    if picture.is_file() and time.time() - picture.stat().st_mtime < older_than:
         return
     records = read_log(output)
     checked = [record for record in records if record.get("validation")]
@@ -32,7 +39,7 @@ def draw_curves(output: Path) -> None:
     drawn = [svg(title, "step", kept, False) for title, curves in plots.items() if (kept := _filled(curves))]
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>training</title>'
     with writing(output):
-        replace_text(output / "curves.html", head + "".join(f"<div>{plot}</div>" for plot in drawn) + "</html>\n")
+        replace_text(picture, head + "".join(f"<div>{plot}</div>" for plot in drawn) + "</html>\n")
 
 
 def _filled(curves: dict[str, Curve]) -> dict[str, Curve]:

@@ -1,6 +1,6 @@
 """One run in several processes: who feeds which rows, sums over all of them, and what happens when one is lost.
 
-`accelerate` starts the processes and keeps their gradients alike (DDP, FSDP2, DeepSpeed). A step has the same rows and
+`accelerate` starts the processes and keeps their gradients alike (DDP, FSDP2). A step has the same rows and
 the same noise whatever their number: they are divided here, and every sum is a sum over all processes.
 """
 
@@ -46,6 +46,11 @@ def join(recipe: Adapt) -> Any:
         project_dir=recipe.output,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=recipe.process_timeout))],
     )
+    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
+        raise ConfigError(
+            "DeepSpeed keeps weights in a form of its own that a run cannot be resumed from here; launch with "
+            "recipes/accelerate/fsdp2.yaml, which divides the same things over the processes"
+        )
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise ConfigError(
             f"the launcher started {os.environ['WORLD_SIZE']} processes, but accelerate joined "
@@ -85,8 +90,6 @@ def anywhere(accelerator: Any, said: object) -> bool:
 
 def exchanging(accelerator: Any, network: Any, last: bool) -> AbstractContextManager[Any]:
     """Around each forward and backward of a step: gradients are exchanged in the last one only."""
-    if str(accelerator.distributed_type).endswith("DEEPSPEED"):
-        accelerator.gradient_state._set_sync_gradients(last)
     quiet: AbstractContextManager[Any] = nullcontext() if last else accelerator.no_sync(network)
     return quiet
 
