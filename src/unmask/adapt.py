@@ -26,7 +26,6 @@ from unmask.processes import anywhere, exchanging, join, share, summed, together
 from unmask.rundir import add_to_log, cut_log, open_run, read_log
 from unmask.validation import Validation, held_out, validate
 
-
 REDRAWN = 60.0
 """Seconds after which the picture of a run is drawn again when a state is saved."""
 
