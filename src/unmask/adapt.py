@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,24 @@ import torch
 
 from unmask.config import Adapt
 from unmask.core.streams import StreamBatch, collate
-from unmask.data import Order, Row, load_rows, packing_of
-from unmask.errors import ConfigError, MissingExtraError, UnmaskError
+from unmask.curves import draw_curves
+from unmask.data import Order, Row, Rows, load_rows, packing_of
+from unmask.guard import Guard
 from unmask.model.learner import Learner
-from unmask.model.trainstate import load_state, save_state
-from unmask.noising import noised
-from unmask.rundir import add_to_log, cut_log, open_run
+from unmask.model.trainstate import is_split, load_moments, load_weights, save_state, states
+from unmask.noising import noised, without_labels
+from unmask.processes import anywhere, exchanging, join, share, summed, together
+from unmask.rundir import add_to_log, cut_log, open_run, read_log
+from unmask.validation import Validation, held_out, validate
+
+REDRAWN = 60.0
+"""Seconds after which the picture of a run is drawn again when a state is saved."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One optimizer step. loss is the mean over masked labels (nats), ar_loss over next-token labels, divergence the
-    mean over masked labels of what separates the draft's law from the clean stream's."""
+    """One optimizer step, over all processes. loss is the mean over masked labels (nats), ar_loss over next-token
+    labels, divergence the mean over masked labels of what separates the draft's law from the clean stream's."""
 
     step: int
     steps: int
@@ -41,17 +47,26 @@ class Progress:
     grad_norm: float
     learning_rate: float
     seconds: float
+    validation: Validation | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same from step to step."""
+    """What stays the same from step to step. `network` is the learner as it is called: in several processes it may be
+    wrapped."""
 
     recipe: Adapt
     rows: list[Row]
     learner: Learner
     optimizer: Any
     accelerator: Any
+    network: Any
+    guard: Guard
+
+    def learning(self) -> dict[str, torch.Tensor]:
+        """What learns, by name, as the optimizer holds it; a wrapped network may show it otherwise at times."""
+        [group] = _plain(self.optimizer).param_groups
+        return dict(zip(self.learner.trainable(), group["params"], strict=True))
 
     @functools.cached_property
     def order(self) -> Order:
@@ -61,15 +76,75 @@ class Run:
 def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     """Run a recipe; the model is in `<output>/model` when the generator ends.
 
-    A state is saved every `save_every` steps, and when SIGINT or SIGTERM arrives (KeyboardInterrupt is then raised).
-    Raises DataError, ConfigError, CheckpointError, and UnmaskError for a loss or gradient that is not a number.
+    Started by a launcher in several processes, each of them runs this, and the first one writes. A state is saved
+    every `save_every` steps, and when SIGINT or SIGTERM arrives (KeyboardInterrupt is then raised). Raises DataError,
+    ConfigError, CheckpointError, and UnmaskError for a loss or gradient that is not a number, for a loss that explodes
+    and for a process that is lost.
     """
-    accelerator = _accelerator()
+    accelerator = join(recipe)
+    output = Path(recipe.output)
+    with together(accelerator, output):
+        run, done, held = _prepared(recipe, accelerator, resume)
+        yield from _steps(run, done, held)
+        _save_model(run)
+        accelerator.end_training()
+
+
+def _steps(run: Run, done: int, held: list[Row]) -> Iterator[Progress]:
+    recipe, accelerator, output, last = run.recipe, run.accelerator, Path(run.recipe.output), None
+    for record in read_log(output):
+        run.guard.remember(record["step"], record["loss"], record["labels"])
+        last = Validation(**record["validation"]) if record.get("validation") else last
+    with interruptible() as interrupted:
+        for step in range(done + 1, recipe.steps + 1):
+            progress = train_step(run, step, interrupted)
+            if progress is None:
+                _save(run, step - 1)
+                raise KeyboardInterrupt(f"stopped after step {step - 1} of {recipe.steps}; continue with --resume")
+            ended = step == recipe.steps
+            if held and (ended or step % recipe.validate_every == 0):
+                last = validate(recipe, run.network, accelerator, held, run.learner.spec.mask_id, step, last)
+                progress = replace(progress, validation=last)
+            if accelerator.is_main_process:  # before the state, so that no state is ahead of its log
+                add_to_log(output, asdict(progress))
+            accelerator.log(_tracked(progress), step=step)
+            if ended or step % recipe.save_every == 0:
+                _save(run, step)
+            yield progress
+
+
+def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, list[Row]]:
+    """Everything a run needs, read and restored; the number of steps done; the rows for validation."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     output, learner = Path(recipe.output), Learner(recipe)
-    rows = load_rows(
-        list(recipe.data),
+    found = _rows(recipe.data, recipe, learner)
+    rows, held = held_out(found.rows, recipe)
+    if held:
+        found.counts["held out for validation"] = len(held)
+    elif recipe.validation_data:
+        others = _rows(recipe.validation_data, recipe, learner)
+        held, found.digests = others.rows, found.digests | others.digests
+    open_run(output, recipe, found, resume=resume, write=accelerator.is_main_process)
+    optimizer = torch.optim.AdamW(
+        learner.trainable().values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
+    state = states(output)[-1] if resume and states(output) else None
+    done = load_weights(state, learner)["step"] if state else 0
+    accelerator.wait_for_everyone()  # nobody writes before all have read
+    if accelerator.is_main_process:
+        cut_log(output, done)
+    accelerator.wait_for_everyone()
+    network, optimizer = accelerator.prepare(learner, optimizer)
+    run = Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe))
+    if state:
+        load_moments(state, run.learning(), _plain(optimizer))
+    return run, done, held
+
+
+def _rows(data: tuple[Any, ...], recipe: Adapt, learner: Learner) -> Rows:
+    return load_rows(
+        list(data),
         learner.tokenizer,
         max_length=recipe.max_length,
         truncation=recipe.truncation,
@@ -77,74 +152,67 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
         seed=recipe.seed,
         packing=packing_of(recipe, learner.spec.mask_id),
     )
-    open_run(output, recipe, rows, resume=resume)
-    optimizer = torch.optim.AdamW(
-        learner.trainable().values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-    )
-    done = (load_state(output, learner, optimizer) or {}).get("step", 0) if resume else 0
-    cut_log(output, done)
-    learner, optimizer = accelerator.prepare(learner, optimizer)
-    run = Run(recipe, rows.rows, learner, optimizer, accelerator)
-    with interruptible() as interrupted:
-        for step in range(done + 1, recipe.steps + 1):
-            progress = train_step(run, step, interrupted)
-            if progress is None:
-                _save(run, step - 1)
-                raise KeyboardInterrupt(f"stopped after step {step - 1} of {recipe.steps}; continue with --resume")
-            add_to_log(output, asdict(progress))  # before the state, so that no state is ahead of its log
-            if step % recipe.save_every == 0 or step == recipe.steps:
-                _save(run, step)
-            yield progress
-    learner.save(output / "model")
 
 
-def _accelerator() -> Any:
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise MissingExtraError("accelerate", "train") from None
-    accelerator = Accelerator()
-    if accelerator.num_processes > 1:
-        raise ConfigError(
-            f"started as {accelerator.num_processes} processes, but training in several processes is not proved yet; "
-            "start one"
-        )
-    return accelerator
+def _plain(optimizer: Any) -> Any:
+    """The optimizer inside accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _save(run: Run, step: int) -> None:
     if step > 0:
-        optimizer = getattr(run.optimizer, "optimizer", run.optimizer)
-        save_state(Path(run.recipe.output), run.learner, optimizer, {"step": step})
+        output, first = Path(run.recipe.output), run.accelerator.is_main_process
+        save_state(output, run.learning(), _plain(run.optimizer), {"step": step}, keep=run.recipe.keep, write=first)
+        if first:
+            draw_curves(output, older_than=0 if step == run.recipe.steps else REDRAWN)
+
+
+def _save_model(run: Run) -> None:
+    """Write the adapted model. Where the processes hold parts of it only, it is made anew from the last state."""
+    output, learner = Path(run.recipe.output), run.learner
+    if run.accelerator.is_main_process:
+        if any(map(is_split, run.learning().values())):
+            learner = Learner(run.recipe)
+            load_weights(states(output)[-1], learner)
+        learner.save(output / "model")
+    run.accelerator.wait_for_everyone()
+
+
+def _tracked(progress: Progress) -> dict[str, float]:
+    """The numbers of a step, as trackers take them."""
+    values = {**vars(progress), "validation": progress.validation and progress.validation.loss}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     """One optimizer step; None, and nothing changed, if the run is to stop."""
-    started = time.perf_counter()
+    started, accelerator = time.perf_counter(), run.accelerator
     epoch, window = run.order.at(step)
-    forwards = [
-        collate(
-            [noisy for n in part for noisy in noised(run.recipe, run.rows[n], run.learner.spec.mask_id, step, epoch, n)]
-        )
-        for part in window
-    ]
-    labels, following = (sum(len(getattr(f, name)) for f in forwards) for name in ("target", "ar_target"))
+    mine = share(window, accelerator.process_index, accelerator.num_processes)
+    forwards = [_fed(run, part, window[0][0], step, epoch) for part in mine]
+    counts = torch.tensor([sum(len(getattr(f, name)) for f in forwards) for name in ("target", "ar_target")])
+    labels, following = summed(accelerator, counts).tolist()
     learning_rate = _set_learning_rate(run.optimizer, run.recipe, step)
-    losses = torch.zeros(3, device=run.accelerator.device)
-    for forward in forwards:
-        if interrupted:
+    losses = torch.zeros(3, device=accelerator.device)
+    for number, forward in enumerate(forwards, start=1):
+        if anywhere(accelerator, interrupted):
             run.optimizer.zero_grad()
             return None
-        losses += _backward(run, forward, labels, following)
-    norm = float(run.accelerator.clip_grad_norm_(run.learner.parameters(), run.recipe.clip))
-    _refuse_not_a_number(run, step, window, {"loss": float(losses.sum()), "norm of the gradient": norm})
+        with exchanging(accelerator, run.network, last=number == len(forwards)):
+            losses += _backward(run, forward, labels, following)
+    losses = summed(accelerator, losses)
+    norm = accelerator.clip_grad_norm_(run.network.parameters(), run.recipe.clip)
+    norm = float(norm.full_tensor() if is_split(norm) else norm)
+    loss = losses[0].item() / max(1, labels)
+    run.guard.check(step, window, loss if math.isfinite(float(losses.sum())) else float(losses.sum()), norm)
+    run.guard.remember(step, loss, labels)
     run.optimizer.step()
     run.optimizer.zero_grad()
     return Progress(
         step,
         run.recipe.steps,
         epoch,
-        losses[0].item() / max(1, labels),
+        loss,
         losses[1].item() / max(1, following) if run.recipe.ar_weight else None,
         losses[2].item() / max(1, labels) if run.recipe.distill else None,
         labels,
@@ -155,27 +223,25 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     )
 
 
+def _fed(run: Run, part: list[int], spare: int, step: int, epoch: int) -> StreamBatch:
+    """The rows of one forward with their noise. A process without a row feeds one without labels, which adds zero."""
+    chosen = [(n, run.rows[n]) for n in part] or [(spare, without_labels(run.rows[spare]))]
+    mask_id = run.learner.spec.mask_id
+    return collate([noisy for n, row in chosen for noisy in noised(run.recipe, row, mask_id, step, epoch, n)])
+
+
 def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torch.Tensor:
     """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the three sums.
 
-    A forward, or a whole step, without a masked label adds zero.
+    A forward, or a whole step, without a masked label adds zero. Gradients are exchanged as a mean over the processes,
+    which is why the loss is multiplied by their number.
     """
-    losses = run.learner(batch.to(run.accelerator.device))
-    share = run.recipe.distill
-    loss = ((1 - share) * losses[0] + share * losses[2]) / max(1, labels)
+    losses = run.network(batch.to(run.accelerator.device))
+    share_taught = run.recipe.distill
+    loss = ((1 - share_taught) * losses[0] + share_taught * losses[2]) / max(1, labels)
     loss = loss + run.recipe.ar_weight * losses[1] / max(1, following)
-    run.accelerator.backward(loss)
+    run.accelerator.backward(loss * run.accelerator.num_processes)
     return losses.detach()
-
-
-def _refuse_not_a_number(run: Run, step: int, window: list[list[int]], found: dict[str, float]) -> None:
-    """Stop before such a gradient reaches the weights."""
-    for name, value in found.items():
-        if not math.isfinite(value):
-            raise UnmaskError(
-                f"the {name} of step {step} is {value}, on rows {window}; the last good state is in "
-                f"{run.recipe.output}; lower learning_rate, or look at these rows, and --resume"
-            )
 
 
 def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:

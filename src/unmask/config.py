@@ -319,6 +319,30 @@ class Adapt:
     clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
     seed: int = option(0, help="decides adapters' start, row order and noise")
     save_every: int = option(50, help="steps between saved training states", check=_positive, allowed="at least 1")
+    keep: int = option(1, help="saved training states that stay", check=_positive, allowed="at least 1")
+    explosion: float = option(
+        5.0,
+        help="stop when the loss is above this many times the median of the last 50 steps (a median below 1 nat counts "
+        "as 1); 0 never stops",
+        check=_finite_from_zero,
+        allowed="0 or a positive number",
+    )
+    validation_rows: float = option(
+        0.0,
+        help="rows held out for validation: below 1 a share, else a number",
+        check=lambda v: _finite_from_zero(v) and (v < 1 or v == int(v)),
+        allowed="a share from 0 to 1, or a whole number",
+    )
+    validation_data: tuple[str, ...] = option((), help="files of rows for validation instead of rows held out")
+    validate_every: int = option(100, help="steps between validations", check=_positive, allowed="at least 1")
+    tensorboard: bool = option(False, help="also log for TensorBoard, in OUTPUT/unmask")
+    wandb: bool = option(False, help="also log to Weights & Biases")
+    process_timeout: int = option(
+        600,
+        help="seconds that a process waits for the others of the run before it gives up",
+        check=_positive,
+        allowed="at least 1",
+    )
     checkpointing: bool = option(
         False, help="compute a layer's activations again in the backward pass: less memory, a third more work"
     )
@@ -347,6 +371,10 @@ class Adapt:
             raise ConfigError(
                 f"distill is {self.distill}; it needs context 'causal' and layout lean or shared: elsewhere the clean "
                 "stream is not autoregressive, or is cut off"
+            )
+        if self.validation_rows and self.validation_data:
+            raise ConfigError(
+                f"validation_rows is {self.validation_rows:g} and validation_data is given; give only one of the two"
             )
         if self.ar_weight and self.layout == "reference":
             raise ConfigError(

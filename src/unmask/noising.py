@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.reference import reference_rows
@@ -31,6 +33,11 @@ def noised(recipe: Adapt, row: Row, mask_id: int, step: int, epoch: int, number:
     weighed = recipe.ar_weight > 0 or recipe.distill > 0
     whole = recipe.layout == "shared"
     return [noisy_row(row.ids, row.labelled, draws, **layout, next_token=weighed, every_block=whole)]
+
+
+def without_labels(row: Row) -> Row:
+    """What a process without a row of its own feeds: no slot is masked, no loss comes of it, every weight is used."""
+    return Row(row.ids, torch.zeros_like(row.labelled))
 
 
 def block_size_at(recipe: Adapt, step: int) -> int:

@@ -17,12 +17,26 @@ from unmask.errors import CheckpointError
 from unmask.model.files import read_json
 from unmask.model.trainstate import states
 
-MAY_CHANGE = ("steps", "save_every", "threads")
+MAY_CHANGE = (
+    "steps",
+    "save_every",
+    "keep",
+    "threads",
+    "learning_rate",
+    "clip",
+    "explosion",
+    "process_timeout",
+    "tensorboard",
+    "wandb",
+)
 """Recipe keys that a resumed run may change."""
 
 
-def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool) -> None:
-    """Refuse to overwrite a run, or to resume another one than this; then write what was resolved."""
+def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool, write: bool = True) -> None:
+    """Refuse to overwrite a run, or to resume another one than this; then write what was resolved.
+
+    write: False in all processes of a run but one.
+    """
     if not resume and states(output):
         raise CheckpointError(
             f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
@@ -33,10 +47,12 @@ def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool) -> None:
     if resume:
         _same(output / "recipe.json", json.loads(json.dumps(asdict(recipe))), MAY_CHANGE, "the same recipe")
         _same(output / "rows.json", about, (), "the same data")
+    if not write:
+        return
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        _replace(output / "recipe.json", json.dumps(asdict(recipe), indent=2) + "\n")
-        _replace(output / "rows.json", json.dumps(about, indent=2) + "\n")
+        replace_text(output / "recipe.json", json.dumps(asdict(recipe), indent=2) + "\n")
+        replace_text(output / "rows.json", json.dumps(about, indent=2) + "\n")
 
 
 def _same(saved: Path, now: dict[str, Any], may_change: tuple[str, ...], what: str) -> None:
@@ -55,7 +71,7 @@ def cut_log(output: Path, done: int) -> None:
     log = output / "log.jsonl"
     with writing(output):
         kept = log.read_text(encoding="utf-8").splitlines()[:done] if log.is_file() else []
-        _replace(log, "".join(line + "\n" for line in kept))
+        replace_text(log, "".join(line + "\n" for line in kept))
 
 
 def add_to_log(output: Path, record: dict[str, Any]) -> None:
@@ -63,7 +79,14 @@ def add_to_log(output: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def _replace(file: Path, text: str) -> None:
+def read_log(output: Path) -> list[dict[str, Any]]:
+    """The records of the log, one per step; a last line that was cut by a kill is left out."""
+    log = output / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def replace_text(file: Path, text: str) -> None:
     """A process that is killed here leaves the old text or the new one."""
     fresh = file.with_name(f".{file.name}.tmp")
     fresh.write_text(text, encoding="utf-8")

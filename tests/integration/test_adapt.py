@@ -15,6 +15,7 @@ import unmask.model.checkpoint as checkpoint
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
 from unmask.errors import CheckpointError, ConfigError, UnmaskError
+from unmask.guard import Guard
 from unmask.model.learner import Learner
 from unmask.model.training import joint
 from unmask.model.trainstate import states
@@ -97,7 +98,9 @@ def first_step(settings, rows):
     encoded = loop.load_rows(
         [str(rows)], learner.tokenizer, max_length=512, truncation="keep", stop_ids=learner.spec.stop_ids
     ).rows
-    progress = loop.train_step(loop.Run(settings, encoded, learner, optimizer, accelerator), 1, [])
+    progress = loop.train_step(
+        loop.Run(settings, encoded, learner, optimizer, accelerator, learner, Guard(settings)), 1, []
+    )
     return progress, optimizer.seen
 
 
@@ -243,7 +246,7 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
     gradients = []
     for forwards in ([full], [empty, full]):
         learner.zero_grad()
-        run = loop.Run(settings, [], learner, None, accelerator)
+        run = loop.Run(settings, [], learner, None, accelerator, learner, Guard(settings))
         losses = [loop._backward(run, batch, len(full.target), 1) for batch in forwards]
         gradients.append(torch.cat([p.grad.flatten() for p in learner.trainable().values()]))
     assert losses[0].tolist() == [0.0, 0.0, 0.0] and torch.equal(*gradients) and gradients[0].isfinite().all()
@@ -288,8 +291,8 @@ def test_a_run_is_neither_overwritten_nor_continued_with_another_recipe(base, da
     train(settings)
     with pytest.raises(CheckpointError, match="holds a run that got to state-0000002; give --resume"):
         train(settings)
-    with pytest.raises(CheckpointError, match="learning_rate is 1.0, the run in .* was made with 0.003"):
-        train(type(settings)(**vars(settings) | {"learning_rate": 1.0}), resume=True)
+    with pytest.raises(CheckpointError, match="weight_decay is 1.0, the run in .* was made with 0.0"):
+        train(type(settings)(**vars(settings) | {"weight_decay": 1.0}), resume=True)
     longer = type(settings)(**vars(settings) | {"steps": 4})
     assert [p.step for p in train(longer, resume=True)] == [3, 4]
 

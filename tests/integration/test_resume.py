@@ -128,7 +128,9 @@ def test_o6_03_a_partial_state_is_ignored_and_then_removed(stages):
     assert len(left) == 1 and left[0].startswith(".state-0000020.") and "state-0000016" in seen["after killed saving"]
     assert not [name for name in seen["after SIGINT"] if name.endswith(".tmp")]
     assert (
-        listing(broken) == listing(straight) == ["log.jsonl", "model", "recipe.json", "rows.json", f"state-{STEPS:07d}"]
+        listing(broken)
+        == listing(straight)
+        == ["curves.html", "log.jsonl", "model", "recipe.json", "rows.json", f"state-{STEPS:07d}"]
     )
 
 

@@ -50,11 +50,13 @@ def run(args: argparse.Namespace) -> int:
     if args.gpus or args.json:
         raise ConfigError(f"{'--gpus' if args.gpus else '--json'} belongs to --dry-run; add it, or leave this out")
     from unmask.adapt import adapt
+    from unmask.processes import first
 
-    with _reporter(recipe.steps) as report:
+    with _reporter(recipe.steps, shown=first()) as report:
         for progress in adapt(recipe, resume=args.resume):
             report(progress)
-    print(f"saved {recipe.output}/model")
+    if first():
+        print(f"saved {recipe.output}/model")
     return 0
 
 
@@ -67,8 +69,11 @@ def _dry_run(recipe: Adapt, args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _reporter(steps: int) -> Iterator[Any]:
-    """A progress bar where someone is watching, else a line per step, both on standard error."""
+def _reporter(steps: int, *, shown: bool) -> Iterator[Any]:
+    """A progress bar where someone is watching, else a line per step, both on standard error; one process shows it."""
+    if not shown:
+        yield lambda progress: None
+        return
     if not sys.stderr.isatty():
         yield lambda progress: print(_line(progress), file=sys.stderr, flush=True)
         return
@@ -83,5 +88,6 @@ def _reporter(steps: int) -> Iterator[Any]:
 
 def _line(progress: Any) -> str:
     also = {" ar": progress.ar_loss, " divergence": progress.divergence}
+    also[" validation"] = progress.validation and progress.validation.loss
     more = "".join(f"{name} {value:.3f}" for name, value in also.items() if value is not None)
     return f"step {progress.step}/{progress.steps} loss {progress.loss:.3f}{more} {progress.seconds:.1f} s"

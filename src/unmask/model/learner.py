@@ -46,6 +46,7 @@ class Learner(nn.Module):
         )
         self.mask_vector: nn.Parameter | None = None
         self.model: Any = loaded.model.eval()  # no dropout: noise is the only randomness, and it is seeded
+        self._no_split_modules = self.model._no_split_modules  # the layers that FSDP2 splits one by one
         use_our_attention(self.model)
         self.peft: Any = None
         if recipe.method == "low-rank":

@@ -1,7 +1,8 @@
 """The state of a training run on disk: float32 weights that learn, AdamW's moments, and where the run stands.
 
 Only safetensors and JSON, so resuming never unpickles anything. A state is a directory that appears whole by a rename;
-the one before it is removed afterwards.
+older ones are removed afterwards. It holds whole tensors, however many processes shared them, so that a run may go on
+in another number of processes.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.errors import CheckpointError
 from unmask.model.adapters import read_tensors
@@ -21,32 +22,64 @@ from unmask.model.learner import Learner, load_trainable
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def save_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW, about: dict[str, Any]) -> Path:
-    """Write `output/state-<step>`; older states go when it is complete. `about` must hold the number of steps done.
+def save_state(
+    output: Path,
+    parameters: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    about: dict[str, Any],
+    *,
+    keep: int = 1,
+    write: bool = True,
+) -> None:
+    """Write `output/state-<step>`; when it is complete, states older than the last `keep` go.
 
-    A state of that step that is there already is this one. What a killed save left behind is removed.
+    parameters: what learns, by name, as the optimizer holds it (in several processes maybe a part of each).
+    `about` must hold the number of steps done. A state of that step that is there already is this one. What a killed
+    save left behind is removed. Every process of a run must call this, and one of them writes.
     """
+    weights = {name: whole(p) for name, p in parameters.items()}
+    moments = _moments(parameters, optimizer)
     directory = output / f"state-{about['step']:07d}"
-    if directory in states(output):
-        return directory
+    if not write or directory in states(output):
+        return
     for left in output.glob(".*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
-    parameters = learner.trainable()
     with replacing(directory) as fresh:
-        save_file(
-            {name: p.detach().cpu().contiguous() for name, p in parameters.items()}, fresh / "weights.safetensors"
-        )
-        save_file(_moments(parameters, optimizer), fresh / "optimizer.safetensors")
+        save_file(weights, fresh / "weights.safetensors")
+        save_file(moments, fresh / "optimizer.safetensors")
         (fresh / "state.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    for older in states(output):
-        if older != directory:
-            shutil.rmtree(older, ignore_errors=True)
-    return directory
+    for older in states(output)[:-keep]:
+        shutil.rmtree(older, ignore_errors=True)
 
 
-def _moments(parameters: dict[str, nn.Parameter], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be split over processes as one on the CPU; then every process must call this."""
+    full = tensor.detach()
+    if is_split(full):
+        split: Any = full
+        full = split.full_tensor()
+    return full.cpu().contiguous()
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Whether a process holds a part of this tensor only (a DTensor, as FSDP2 makes them)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor split and placed as a parameter is."""
+    tensor = tensor.to(parameter.device)
+    if not is_split(parameter):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    split: Any = parameter
+    return distribute_tensor(tensor, split.device_mesh, split.placements)
+
+
+def _moments(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
-        f"{name}/{moment}": optimizer.state[p][moment].detach().cpu().contiguous()
+        f"{name}/{moment}": whole(optimizer.state[p][moment])
         for name, p in parameters.items()
         if p in optimizer.state
         for moment in MOMENTS
@@ -58,21 +91,21 @@ def states(output: Path) -> list[Path]:
     return sorted(path for path in output.glob("state-*") if (path / "state.json").is_file())
 
 
-def load_state(output: Path, learner: Learner, optimizer: torch.optim.AdamW) -> dict[str, Any] | None:
-    """Restore the newest complete state and return what was said about it; None where there is none."""
-    found = states(output)
-    if not found:
-        return None
-    directory = found[-1]
+def load_weights(directory: Path, learner: Learner) -> dict[str, Any]:
+    """Restore the weights of a state, before they are split over processes; returns what was said about it."""
     about = read_json(directory / "state.json")
     load_trainable(learner, read_tensors(directory / "weights.safetensors"), directory)
+    return about
+
+
+def load_moments(directory: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Restore AdamW's moments, after the weights were split over processes."""
     moments = read_tensors(directory / "optimizer.safetensors")
-    for name, parameter in learner.trainable().items():
+    for name, parameter in parameters.items():
         try:
-            optimizer.state[parameter] = {
-                moment: moments[f"{name}/{moment}"].to(parameter.device if moment != "step" else "cpu")
-                for moment in MOMENTS
-            }
+            found = {moment: moments[f"{name}/{moment}"] for moment in MOMENTS}
         except KeyError as error:
             raise CheckpointError(f"{directory} lacks {error}; remove it and resume from an older state") from None
-    return about
+        optimizer.state[parameter] = {
+            moment: tensor if moment == "step" else _like(tensor, parameter) for moment, tensor in found.items()
+        }

@@ -1,0 +1,106 @@
+"""The loss on rows that are held out, under noise that is the same each time.
+
+A validation draws its masks from (seed, row) alone, so that its numbers differ by what the model has learned and by
+nothing else. The network is fed exactly as in training, so a masked token is nowhere to be seen by the slot that
+predicts it; there is no gradient and no dropout.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.config import Adapt
+from unmask.core.blocks import filler
+from unmask.core.noise import seeded
+from unmask.core.streams import Draw, NoisyRow, collate, noisy_row
+from unmask.data import Row
+from unmask.errors import ConfigError
+from unmask.noising import noised, without_labels
+from unmask.processes import share, summed
+
+LEVELS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of masked slots at which the loss is also measured, so that runs with other noise can be compared."""
+Noise = Callable[[Adapt, Row, int, int], list[NoisyRow]]
+"""Recipe, row, mask id and row number to what is fed."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """loss: mean over masked labels (nats) under the recipe's noise; levels: the same at fixed shares of masked slots;
+    best_loss, best_step: the lowest loss of the run so far."""
+
+    loss: float
+    levels: dict[str, float]
+    best_loss: float
+    best_step: int
+
+
+def held_out(rows: list[Row], recipe: Adapt) -> tuple[list[Row], list[Row]]:
+    """Rows to learn from and rows held out, by the recipe's `validation_rows`: below 1 a share, else a number.
+
+    Which are held out depends on the seed alone; a row that comes again, by weight or by chance, is held out with its
+    like and validated once. Raises ConfigError where nothing would be left to learn from.
+    """
+    wanted = recipe.validation_rows
+    if not wanted:
+        return rows, []
+    like = [tuple(row.ids.tolist()) for row in rows]
+    seen: set[tuple[int, ...]] = set()
+    first = [n for n, key in enumerate(like) if not (key in seen or seen.add(key))]  # type: ignore[func-returns-value]
+    count = max(1, round(wanted * len(first))) if wanted < 1 else int(wanted)
+    if count >= len(first):
+        raise ConfigError(f"validation_rows is {wanted:g}, but there are {len(first)} rows; leave some to learn from")
+    order = torch.randperm(len(first), generator=seeded("validation", recipe.seed)).tolist()
+    held = sorted(first[place] for place in order[:count])
+    chosen = {like[n] for n in held}
+    return [row for row, key in zip(rows, like, strict=True) if key not in chosen], [rows[n] for n in held]
+
+
+def validate(
+    recipe: Adapt, network: Any, accelerator: Any, rows: list[Row], mask_id: int, step: int, before: Validation | None
+) -> Validation:
+    """Measure; every process calls this, each computes its share. `before`: the run's last validation."""
+    noises: list[Noise] = [_as_trained, *(_at(level) for level in LEVELS)]
+    sums = torch.stack([_measure(recipe, network, accelerator, rows, mask_id, noise) for noise in noises])
+    sums = summed(accelerator, sums.to(accelerator.device))
+    loss, *others = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
+    levels = {f"{level:g}": value for level, value in zip(LEVELS, others, strict=True)}
+    if before is None or loss < before.best_loss:
+        return Validation(loss, levels, loss, step)
+    return Validation(loss, levels, before.best_loss, before.best_step)
+
+
+@torch.no_grad()
+def _measure(recipe: Adapt, network: Any, accelerator: Any, rows: list[Row], mask_id: int, noise: Noise) -> Tensor:
+    """Double [2]: summed loss and number of masked labels over this process's share of the rows."""
+    size = recipe.batch_rows
+    window = [list(range(at, min(at + size, len(rows)))) for at in range(0, len(rows), size)]
+    total = torch.zeros(2, dtype=torch.float64)
+    for part in share(window, accelerator.process_index, accelerator.num_processes):
+        chosen = [(n, rows[n]) for n in part] or [(0, without_labels(rows[0]))]
+        batch = collate([noisy for n, row in chosen for noisy in noise(recipe, row, mask_id, n)])
+        loss = network(batch.to(accelerator.device))[0]
+        total += torch.tensor([float(loss), float(len(batch.target))], dtype=torch.float64)
+    return total
+
+
+def _as_trained(recipe: Adapt, row: Row, mask_id: int, number: int) -> list[NoisyRow]:
+    """The noise of training at the run's end, of an epoch that there never is."""
+    return noised(recipe, row, mask_id, recipe.steps, -1, number)
+
+
+def _at(level: float) -> Noise:
+    def noise(recipe: Adapt, row: Row, mask_id: int, number: int) -> list[NoisyRow]:
+        generator, size, length = seeded("validation", recipe.seed, number, str(level)), recipe.block_size, len(row.ids)
+        causal = recipe.context == "causal"
+        origin = int(torch.randint(size, (1,), generator=generator)) - size if causal else 0
+        hit = torch.rand(length + filler(length, size, origin), generator=generator) < level
+        draws = [Draw(origin, hit)]
+        layout: dict[str, Any] = {"block_size": size, "mask_id": mask_id, "causal": causal}
+        weighed = recipe.ar_weight > 0 or recipe.distill > 0
+        return [noisy_row(row.ids, row.labelled, draws, **layout, complementary=False, next_token=weighed)]
+
+    return noise

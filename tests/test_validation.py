@@ -1,0 +1,114 @@
+"""Validation: rows held out by seed, the same noise each time, and nothing to be gained by copying what is seen."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from training import recipe
+
+from unmask.core.masks import training_mask
+from unmask.data import Row
+from unmask.errors import ConfigError
+from unmask.validation import Validation, held_out, validate
+
+VOCAB = 50
+
+
+def rows(count):
+    generator = torch.Generator().manual_seed(1)
+    lengths = [9 + 5 * (n % 4) for n in range(count)]
+    return [Row(torch.randint(VOCAB, (n,), generator=generator), torch.arange(n) >= 4) for n in lengths]
+
+
+class Copier:
+    """Knows nothing, but is sure of a token that it sees where it has to predict one; else every token is as likely."""
+
+    def __init__(self, causal):
+        self.causal, self.copied, self.grad = causal, 0, None
+
+    def __call__(self, batch):
+        self.grad = torch.is_grad_enabled()
+        seen = training_mask(batch.streams, batch.streams, self.causal, None)[0, 0]
+        seen = seen if seen.dtype == torch.bool else seen == 0
+        position, document, loss = batch.streams.position[0], batch.streams.document[0], 0.0
+        for source, target in zip(batch.source.tolist(), batch.target.tolist(), strict=True):
+            there = (position == position[source] + 1) & (document == document[source]) & seen[source]
+            shown = batch.ids[0][there & ~batch.masked[0]]
+            self.copied += int(target in shown.tolist())
+            loss += 0.0 if target in shown.tolist() else math.log(VOCAB)
+        return torch.tensor([loss, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"context": "causal"}, {"layout": "reference"}, {"layout": "shared"}])
+def test_o6_06_who_copies_what_it_sees_gains_nothing(tmp_path, settings):
+    wanted = recipe(tmp_path, tmp_path, tmp_path, **settings)
+    copier = Copier(settings.get("context") == "causal")
+    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, None)
+    assert copier.copied == 0 and copier.grad is False
+    assert found.loss == pytest.approx(math.log(VOCAB)) and found.levels == pytest.approx(
+        dict.fromkeys(["0.25", "0.5", "0.75", "1"], math.log(VOCAB))
+    )
+
+
+def test_o6_06_the_copier_would_gain_if_it_saw_the_clean_copy(tmp_path, monkeypatch):
+    """The test above can fail: with the clean stream open to the noisy one, the copier finds every target."""
+    everything = lambda query, key, causal, window: torch.ones(1, 1, len(query.stream[0]), len(key.stream[0])) > 0  # noqa: E731
+    monkeypatch.setitem(globals(), "training_mask", everything)
+    copier = Copier(False)
+    wanted = recipe(tmp_path, tmp_path, tmp_path, layout="shared")
+    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, None)
+    assert copier.copied > 0 and found.loss < 0.1
+
+
+def test_the_noise_of_a_validation_is_always_the_same(tmp_path):
+    fed = []
+
+    def network(batch):
+        fed.append((batch.ids.tolist(), batch.masked.tolist()))
+        return torch.tensor([float(len(batch.target)), 0.0, 0.0])
+
+    wanted, accelerator = recipe(tmp_path, tmp_path, tmp_path, batch_rows=2), Accelerator()
+    first = validate(wanted, network, accelerator, rows(5), VOCAB, 3, None)
+    half = len(fed)
+    again = validate(wanted, network, accelerator, rows(5), VOCAB, 6, first)
+    assert fed[:half] == fed[half:] and half == 5 * 3
+    assert again == first == Validation(1.0, dict.fromkeys(["0.25", "0.5", "0.75", "1"], 1.0), 1.0, 3)
+
+
+def test_the_best_is_remembered(tmp_path):
+    losses = iter([2.0, 1.0, 3.0])
+    wanted, last, now = recipe(tmp_path, tmp_path, tmp_path), None, SimpleNamespace()
+    for step in (1, 2, 3):
+        now.loss = next(losses)
+        network = lambda batch: torch.tensor([now.loss * len(batch.target), 0.0, 0.0])  # noqa: E731
+        last = validate(wanted, network, Accelerator(), rows(3), VOCAB, step, last)
+    assert (last.loss, last.best_loss, last.best_step) == pytest.approx((3.0, 1.0, 2))
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(0.0, 0), (0.25, 5), (0.001, 1), (3.0, 3)])
+def test_rows_are_held_out_by_seed(tmp_path, wanted, count):
+    every = rows(20)
+    found = [held_out(every, recipe(tmp_path, tmp_path, tmp_path, validation_rows=wanted, seed=s)) for s in (1, 1, 2)]
+    for learned, held in found:
+        assert len(held) == count and {id(r) for r in learned + held} == {id(r) for r in every}
+        assert [id(r) for r in learned] == [id(r) for r in every if id(r) in {id(x) for x in learned}]
+    chosen = [[id(r) for r in held] for _, held in found]
+    assert chosen[0] == chosen[1] and (chosen[0] != chosen[2] or count < 2)
+
+
+def test_a_row_that_comes_again_is_held_out_with_its_like(tmp_path):
+    every = rows(10) * 3
+    learned, held = held_out(every, recipe(tmp_path, tmp_path, tmp_path, validation_rows=4.0))
+    texts = [{tuple(row.ids.tolist()) for row in part} for part in (learned, held)]
+    assert len(held) == len(texts[1]) == 4 and len(learned) == 18 and not texts[0] & texts[1]
+
+
+def test_something_is_left_to_learn_from(tmp_path):
+    with pytest.raises(ConfigError, match="validation_rows is 20, but there are 20 rows"):
+        held_out(rows(20), recipe(tmp_path, tmp_path, tmp_path, validation_rows=20.0))
+    with pytest.raises(ConfigError, match="validation_rows is 1.5; allowed: a share"):
+        recipe(tmp_path, tmp_path, tmp_path, validation_rows=1.5)
+    with pytest.raises(ConfigError, match="give only one of the two"):
+        recipe(tmp_path, tmp_path, tmp_path, validation_rows=2.0, validation_data=("x.jsonl",))
