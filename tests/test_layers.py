@@ -16,7 +16,7 @@ LAYERS = [
     {"adapt"},
     {"api"},
     {"demo", "report"},
-    {"bench"},
+    {"bench", "synthesize"},
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -29,6 +29,7 @@ ONLY_IN = {
     "huggingface_hub": "model",
     "llama_cpp": "model",
     "matplotlib": "report",
+    "ray": "synthesize",
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 
