@@ -1,5 +1,6 @@
 """Training text by the base itself: rows that adapt reads, once per prompt, the same however the work was done."""
 
+import io
 import json
 import os
 import re
@@ -21,10 +22,12 @@ from unmask.cli import main
 from unmask.commands.prompts import Prompt
 from unmask.commands.synthesize import _print_shares
 from unmask.data import load_rows
+from unmask.events import Answer
 from unmask.model.checkpoint import load_checkpoint
 from unmask.synthesize import run as runs
 from unmask.synthesize import spread
-from unmask.synthesize.make import header_of
+from unmask.synthesize.jobs import Job
+from unmask.synthesize.make import Judge, header_of, jobs_to_make
 from unmask.synthesize.overlap import Overlap
 from unmask.synthesize.settings import Synthesis
 
@@ -173,7 +176,7 @@ def test_a_killed_run_continues_to_the_same_file(base, questions, tmp_path, cli)
 
 
 def test_sigkill_at_work_loses_nothing_that_was_done(base, tmp_path, cli):
-    file = save_rows(tmp_path / "q.jsonl", [{"prompt": f"Say {n}"} for n in range(300)])
+    file = save_rows(tmp_path / "q.jsonl", [{"prompt": f"Say {n}"} for n in range(120)])
     words = ["--model", base, "--prompts", file, "--max-new-tokens", 60, "--temperature", 1, "--batch-size", 2]
     out, partial = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.partial"
     env = os.environ | {"PYTHONPATH": str(Path(unmask.__file__).parents[1])}
@@ -187,7 +190,7 @@ def test_sigkill_at_work_loses_nothing_that_was_done(base, tmp_path, cli):
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = partial.read_bytes().count(b"\n")
-    assert 5 <= before < 300 and not out.exists()
+    assert 5 <= before < 120 and not out.exists()
     code, _, told = cli(*words, "--out", out, "--resume")
     assert code == 0 and cli(*words, "--out", tmp_path / "whole.jsonl")[0] == 0
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -292,14 +295,14 @@ def test_chats_plain_lines_and_token_ids(base, tmp_path, cli, monkeypatch):
     mixed = save_rows(tmp_path / "q.jsonl", [{"messages": talk}, {"prompt_ids": list(b"def f(")}])
     plain, out = tmp_path / "q.txt", tmp_path / "rows.jsonl"
     plain.write_text("First line\n\nSecond line\n")
-    stdin = type("Input", (), {"buffer": __import__("io").BytesIO(b"From a pipe\n")})
+    stdin = type("Input", (), {"buffer": io.BytesIO(b"Third, by pipe\n")})
     monkeypatch.setattr(sys, "stdin", stdin)
     words = ["--model", base, "--prompts", mixed, plain, "--out", out, "--max-new-tokens", 30, "--limit", 5]
     assert cli(*words, "-")[0] == 0
     rows = lines(out)
     assert rows[0]["messages"][:-1] == talk and rows[0]["messages"][-1]["role"] == "assistant"
     assert rows[1]["prompt"] == "def f(" and rows[1]["completion"] and "messages" not in rows[1]
-    assert [row["messages"][0]["content"] for row in rows[2:]] == ["First line", "Second line", "From a pipe"]
+    assert [row["messages"][0]["content"] for row in rows[2:]] == ["First line", "Second line", "Third, by pipe"]
     model = unmask.load(base)
     expected = model.generate([list(b"def f("), talk], mode="ar", max_new_tokens=30)
     assert expected[0].text.startswith(rows[1]["completion"].rstrip()[:5])
@@ -385,10 +388,6 @@ def test_the_header_is_what_stands_before_a_users_text(base):
     ],
 )
 def test_filters_of_made_prompts(base, tokens, reason):
-    from unmask.events import Answer
-    from unmask.synthesize.jobs import Job
-    from unmask.synthesize.make import Judge
-
     checkpoint = load_checkpoint(base)
     text = checkpoint.tokenizer.decode(tokens, skip_special_tokens=True)
     answer = Answer(text, tokens, "stop", 2, len(tokens), 1, 0.0, "ar", 0.0, {})
@@ -495,9 +494,33 @@ def test_the_file_does_not_depend_on_the_workers(ray, base, questions, tmp_path,
         assert cli(*words, "--workers", count, "--out", tmp_path / f"{count}.jsonl")[0] == 0
     one, two, three = ((tmp_path / f"{count}.jsonl").read_bytes() for count in (1, 2, 3))
     assert one == two == three
-    made = ["--model", base, "--make", 8, "--min-prompt-tokens", 1, "--max-prompt-tokens", 60]
-    ends = [cli(*made, "--workers", n, "--out", tmp_path / f"made{n}.jsonl")[::2] for n in (1, 2)]
-    assert ends[0] == ends[1] or (tmp_path / "made1.jsonl").read_bytes() == (tmp_path / "made2.jsonl").read_bytes()
+
+
+@pytest.mark.filterwarnings("default")
+def test_made_prompts_do_not_depend_on_the_workers(ray, base):
+    checkpoint, settings = load_checkpoint(base, lightly=True), Synthesis(make=12, max_prompt_tokens=30)
+    header, judge, found = header_of(checkpoint), Judge(settings), []
+    for count in (1, 2):
+        with spread.workers(checkpoint, loading(base), count) as work:
+            records = work(
+                jobs_to_make(header, settings),
+                settings.prompts(header.stop_ids),
+                lambda checkpoint, job, answer: judge(checkpoint, job, answer) | {"text": answer.text},
+            )
+            found.append(sorted(records, key=lambda record: record["number"]))
+    assert found[0] == found[1] and len({record["text"] for record in found[0]}) > 8
+
+
+@pytest.mark.filterwarnings("default")
+def test_ray_is_started_and_stopped_where_there_is_none(base, questions, tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "rows.jsonl"
+    words = ["--model", base, "--prompts", questions, "--out", out, "--max-new-tokens", 4, "--workers", 2]
+    command = [sys.executable, "-m", "unmask", "synthesize", *map(str, words)]
+    env = os.environ | {"PYTHONPATH": str(Path(unmask.__file__).parents[1])}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stdout == f"saved {out}\n", ended.stderr
+    assert len(ended.stderr.splitlines()) < 20 and "Traceback" not in ended.stderr
 
 
 @pytest.mark.filterwarnings("default")
