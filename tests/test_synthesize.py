@@ -147,7 +147,8 @@ def test_long_prompts_go_first_and_batches_stay_full(base, tmp_path, monkeypatch
     list(runs.synthesize(prompts, tmp_path / "rows.jsonl", settings, loading(base)))
     calls = fakes[0].calls
     first = [len(feed.tokens) for call in calls for _, feed in call if feed.start == 0]
-    assert first == sorted(first, reverse=True) or max(first) == first[0] and sum(first[:3]) > sum(first[-3:])
+    header = min(first) - 1
+    assert [sorted(n - header for n in first[at : at + 3]) for at in (0, 3, 6)] == [[7, 8, 9], [4, 5, 6], [1, 2, 3]]
     assert max(len(call) for call in calls) == 3 and len(calls) <= 3 * 6 + 9
 
 
@@ -233,6 +234,36 @@ def test_the_same_prompt_is_asked_once(base, tmp_path, cli):
     _, _, told = cli("--model", base, "--prompts", file, "--out", out, "--max-new-tokens", 30)
     assert "3 dropped: the same prompt as another" in told
     assert [row["messages"][0]["content"] for row in lines(out)] == ["one  two", "one two three", "One two"]
+
+
+def test_a_run_without_any_row_is_an_error(base, tmp_path, monkeypatch, cli):
+    """Only blanks come out of this network."""
+    fake = ScriptedBackbone(lambda *_: torch.eye(261)[32] * 50, vocab_size=261)
+    monkeypatch.setattr(spread, "backbone_for", lambda *_, **__: fake)
+    file, out = save_rows(tmp_path / "q.jsonl", [{"prompt": "a"}, {"prompt": "b"}]), tmp_path / "rows.jsonl"
+    code, said, told = cli("--model", base, "--prompts", file, "--out", out)
+    assert code == 2 and said == "" and not out.exists()
+    assert "error: no row is left of 2 prompts (2 dropped: the answer is empty)" in told.splitlines()[-1]
+
+
+def test_want_of_memory_ends_the_run_and_drops_nothing(base, questions, tmp_path, monkeypatch, cli):
+    words = ["--model", base, "--prompts", questions, "--out", tmp_path / "rows.jsonl", "--max-new-tokens", 4]
+    with monkeypatch.context() as patch:
+        patch.setattr("unmask.engine.available_memory", lambda device: 1000)
+        code, _, told = cli(*words)
+    assert code == 2 and "keys and values of" in told
+    assert cli(*words, "--resume")[0] == 0 and "the network" not in str(about(tmp_path / "rows.jsonl")["counts"])
+
+
+def test_a_network_that_fails_on_one_prompt_answers_the_others(base, tmp_path, monkeypatch):
+    def script(who: int, position: int, step: int) -> torch.Tensor:
+        return torch.full((261,), torch.nan) if position == 6 else torch.eye(261)[97] * 50
+
+    monkeypatch.setattr(spread, "backbone_for", lambda *_, **__: ScriptedBackbone(script, vocab_size=261))
+    prompts = [Prompt(text, "") for text in ("a", "bb", "a long one")]
+    *_, summary = runs.synthesize(prompts, tmp_path / "r.jsonl", Synthesis(max_new_tokens=2), loading(base))
+    [(reason, number)] = summary.counts["dropped"].items()
+    assert reason.startswith("the network returned NaN") and number + summary.counts["rows"] == 3 and number < 3
 
 
 def test_equal_answers_are_kept_and_counted(base, tmp_path, monkeypatch):
