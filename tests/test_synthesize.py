@@ -15,7 +15,7 @@ import pytest
 import torch
 from scripted import ScriptedBackbone
 from tiny import TURN, TURN_END, byte_tokenizer, tiny_model
-from training import chat, save_base, save_rows
+from training import SHORT, chat, save_base, save_rows
 
 import unmask
 from unmask.cli import main
@@ -168,12 +168,17 @@ def test_a_killed_run_continues_to_the_same_file(base, questions, tmp_path, cli)
     kept = partial.read_bytes()
     partial.write_bytes(kept + b'{"number": 7, "tokens": 3, "row": {"mess')
     answered = {line["number"] for line in map(json.loads, kept.splitlines())}
+    run = runs.synthesize(prompts, out, settings, how, resume=True)
+    assert [next(run).done, next(run).done] == [5, 6] and len(answered) == 4
+    run.close()  # killed again: what is cut off the first time must not stand in the middle now
     events = list(runs.synthesize(prompts, out, settings, how, resume=True))
-    assert [event.done for event in events[:-1]] == list(range(5, 12)) and len(answered) == 4
+    assert [event.done for event in events[:-1]] == list(range(7, 12))
     assert out.read_bytes() == whole.read_bytes() and about(out)["counts"] == about(whole)["counts"]
     assert not partial.exists()
+    partial.write_bytes(kept)  # killed between the last two steps
     code, _, told = cli(*words, "--out", out, "--resume")
     assert code == 0 and "nothing was left to do" in told and out.read_bytes() == whole.read_bytes()
+    assert not partial.exists()
 
 
 def test_sigkill_at_work_loses_nothing_that_was_done(base, tmp_path, cli):
@@ -319,6 +324,15 @@ def test_what_adapt_would_refuse_is_dropped_and_counted(base, tmp_path, cli):
     assert "1 dropped: holds half of a surrogate pair" in told
     assert "1 dropped: longer than the model takes with its answer" in told
     assert len(lines(out)) == about(out)["counts"]["rows"] == 1
+
+
+def test_rows_that_would_begin_otherwise_than_the_prompt_are_dropped(tmp_path, questions, failed):
+    """O2-07: a template that says more about a chat once it is answered."""
+    save_base(tmp_path / "base")
+    odd = "{% if messages|length > 1 %}<turn>s done{% endif %}" + SHORT
+    byte_tokenizer(template=odd, eos_token="</turn>").save_pretrained(tmp_path / "base")
+    said = failed("--model", tmp_path / "base", "--prompts", questions, "--out", tmp_path / "rows.jsonl")
+    assert "11 dropped: a training row would not begin with the tokens of the prompt" in said
 
 
 def test_chats_plain_lines_and_token_ids(base, tmp_path, cli, monkeypatch):
