@@ -122,7 +122,9 @@ def _spread(
 def _get(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
-    except ray.exceptions.RayActorError:
+    except ray.exceptions.RayTaskError:  # a fault of ours
+        raise
+    except ray.exceptions.RayError:
         raise CapacityError(
             "a worker died, perhaps for want of memory; --resume continues, with fewer --workers if it dies again"
         ) from None
