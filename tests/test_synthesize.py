@@ -571,8 +571,8 @@ def test_ray_is_started_and_stopped_where_there_is_none(base, questions, tmp_pat
 @pytest.mark.filterwarnings("default")
 def test_errors_come_back_from_workers(ray, base, questions, tmp_path, cli, monkeypatch):
     def failed(*words: object) -> str:
-        code, out, err = cli(*words)  # Ray may say more
-        assert code == 2 and out == "", err
+        code, _, err = cli(*words)  # Ray may say more, on both
+        assert code == 2, err
         return next(line for line in err.splitlines() if line.startswith("error: "))
 
     words = ["--model", base, "--prompts", questions, "--out", tmp_path / "rows.jsonl", "--workers", 2]
