@@ -271,7 +271,7 @@ def test_a_device_that_is_not_there_is_named(cli, device):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, bench, doctor"),
+        (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, synthesize, bench, doctor"),
         (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
         (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),
         (["generate", "--prompt", "a", "--threshold", "nan"], "--threshold is nan"),

@@ -17,9 +17,14 @@ LAYERS = [
     {"validation"},
     {"adapt"},
     {"api"},
+<<<<<<< HEAD
     {"demo"},
     {"bench"},
     {"plan"},
+=======
+    {"demo", "report"},
+    {"bench", "synthesize"},
+>>>>>>> synth
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -32,7 +37,11 @@ ONLY_IN = {
     "huggingface_hub": "model",
     "llama_cpp": "model",
     "matplotlib": "report",
+<<<<<<< HEAD
     "datasets": "data",
+=======
+    "ray": "synthesize",
+>>>>>>> synth
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 

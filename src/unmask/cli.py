@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "the three modes side by side on the model that ships with unmask",
     "adapt": "turn an autoregressive model into a block-diffusion one, as a recipe says",
     "generate": "answer prompts",
+    "synthesize": "write training text: prompts answered by the base itself",
     "bench": "measure speed and memory here, beside what else could run the model",
     "doctor": "what this machine can do, what is missing, and whether a model fits",
 }

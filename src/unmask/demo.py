@@ -8,7 +8,6 @@ the autoregressive mode.
 import json
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -20,6 +19,7 @@ from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
 from unmask.model.peer import Peer
 from unmask.report import machine
+from unmask.text import repeated_4grams
 
 LIMIT = 24
 Say = Callable[[str], None]
@@ -138,16 +138,6 @@ def _total(name: str, answered: list[Answered]) -> Total:
         repeated_4grams([answer.token_ids for answer in answers]),
         tokens / len(answers),
     )
-
-
-def repeated_4grams(texts: list[list[int]]) -> float:
-    """Share of 4-grams that occurred before in their own text; 0 where no text has four tokens."""
-    repeated = total = 0
-    for text in texts:
-        grams = Counter(tuple(text[at : at + 4]) for at in range(len(text) - 3))
-        repeated += sum(n - 1 for n in grams.values())
-        total += grams.total()
-    return repeated / total if total else 0.0
 
 
 def _figures(answered: list[Answered]) -> dict[str, float]:

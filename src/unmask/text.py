@@ -3,7 +3,7 @@
 A tokenizer is passed in (transformers' interface: encode, decode, apply_chat_template, bos_token, chat_template).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -174,3 +174,13 @@ class Stream:
             self.held.popleft()
             self.released += 1
         return text
+
+
+def repeated_4grams(texts: list[list[int]]) -> float:
+    """Share of 4-grams that occurred before in their own text; 0 where no text has four tokens."""
+    repeated = total = 0
+    for text in texts:
+        grams = Counter(tuple(text[at : at + 4]) for at in range(len(text) - 3))
+        repeated += sum(n - 1 for n in grams.values())
+        total += grams.total()
+    return repeated / total if total else 0.0

@@ -1,7 +1,7 @@
 """The flags that say which model to load and how."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from unmask.config import option
@@ -38,15 +38,14 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 def load_model(args: argparse.Namespace) -> Any:
     """The `Model` that the flags ask for."""
-    chosen = given(args, Loading)
-    wanted = read(Loading, chosen, flags=chosen)
+    how = loading(args)
     from unmask.api import load
 
-    return load(
-        wanted.model,
-        dtype=wanted.dtype,
-        device=wanted.device,
-        backbone=wanted.backbone,
-        mask_id=wanted.mask_id,
-        batch_size=wanted.batch_size,
-    )
+    return load(**how)
+
+
+def loading(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags as the arguments of `api.load`."""
+    chosen = given(args, Loading)
+    wanted = asdict(read(Loading, chosen, flags=chosen))
+    return {"ref": wanted.pop("model")} | wanted

@@ -22,16 +22,27 @@ class Prompt:
 
 def prompts_from_file(file: Path) -> list[Prompt]:
     """One prompt per line of JSONL. DataError names file, line and field of the first line that is not one."""
-    try:
-        data = file.read_bytes()
-    except OSError as e:
-        raise DataError(f"cannot be read: {e.strerror}; give a JSONL file of prompts", file=file) from None
-    return _some(_jsonl(data, str(file)), str(file))
+    return _some(_jsonl(_bytes(file), str(file)), str(file))
 
 
 def prompts_from_stdin() -> list[Prompt]:
     """Lines of text, or JSONL when the first character is `{`."""
-    data, name = sys.stdin.buffer.read(), "standard input"
+    return _either(sys.stdin.buffer.read(), "standard input")
+
+
+def prompts_from(source: str) -> list[Prompt]:
+    """Lines of text or JSONL from a file, or from standard input where the source is `-`."""
+    return prompts_from_stdin() if source == "-" else _either(_bytes(Path(source)), source)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as e:
+        raise DataError(f"cannot be read: {e.strerror}; give a JSONL file of prompts", file=file) from None
+
+
+def _either(data: bytes, name: str) -> list[Prompt]:
     if data.lstrip()[:1] == b"{":
         return _some(_jsonl(data, name), name)
     lines = [(n, _text(line, name, n)) for n, line in enumerate(data.splitlines(), 1)]

@@ -18,7 +18,7 @@ class FileTensors(Mapping[str, Tensor]):
     """
 
     def __init__(self, files: list[Path], dtype: torch.dtype | None = None) -> None:
-        self.dtype = dtype
+        self.files, self.dtype = files, dtype
         self._entries = {entry.name: (file, entry) for file in files for entry in read_header(file)}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -1,0 +1,1 @@
+"""Training text written by the base itself: prompts in, chat rows out, as `unmask synthesize` asks."""
