@@ -1,7 +1,9 @@
 """Runs of `unmask adapt` in one or several processes of their own, on the CPU."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,15 @@ ENVIRONMENT = os.environ | {
     "HF_HUB_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+
+
+def free_port() -> int:
+    """Below the ports that systems give to connections, so that none takes it before the run listens."""
+    while True:
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            port = random.randint(15000, 30000)
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 class Nursery:
@@ -40,9 +51,7 @@ class Nursery:
     def start(self, toml: Path, output: Path, *flags: str, processes: int = 1, split: bool = False) -> None:
         """`unmask adapt TOML --output OUTPUT FLAGS`, in so many processes."""
         self.number += 1
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.said = self.place / f"said-{self.number}"
         words = ["adapt", str(toml), "--output", str(output), *flags]
         order = {"words": words, "processes": processes, "port": port, "split": split, "said": str(self.said)}
