@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, collate, draw_noise, noisy_row
 from unmask.data import Row, batches, encode, load_rows
 from unmask.errors import ConfigError, DataError
 from unmask.options import read
+from unmask.recipe import Adapt
 from unmask.text import render
 
 ASK = "{% if add_generation_prompt %}"

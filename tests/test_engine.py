@@ -412,7 +412,7 @@ def test_verified_is_greedy():
     [
         ({}, SPEC, ("threshold", 8, 4)),
         ({}, CAUSAL, ("verified", 8, 4)),
-        ({"temperature": 1.0}, CAUSAL, ("threshold", 8, 4)),
+        ({"temperature": 1.0}, CAUSAL, ("ar", 8, 4)),
         ({"block_size": 2}, SPEC, ("threshold", 2, 2)),
         ({"block_size": 4}, SPEC, ("threshold", 4, 4)),
         ({"block_size": 1}, SPEC, ("threshold", 1, 1)),

@@ -10,6 +10,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config", "events"},
+    {"recipe"},
     {"options", "resolve", "text", "model"},
     {"decode", "data"},
     {"engine", "rundir", "noising", "report", "guard"},
@@ -17,14 +18,9 @@ LAYERS = [
     {"validation"},
     {"adapt"},
     {"api"},
-<<<<<<< HEAD
     {"demo"},
-    {"bench"},
-    {"plan"},
-=======
-    {"demo", "report"},
     {"bench", "synthesize"},
->>>>>>> synth
+    {"plan"},
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -37,11 +33,8 @@ ONLY_IN = {
     "huggingface_hub": "model",
     "llama_cpp": "model",
     "matplotlib": "report",
-<<<<<<< HEAD
     "datasets": "data",
-=======
     "ray": "synthesize",
->>>>>>> synth
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 

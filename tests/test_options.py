@@ -9,9 +9,10 @@ from typing import Literal
 
 import pytest
 
-from unmask.config import Adapt, BlockSpec, Decoding, option
+from unmask.config import BlockSpec, Decoding, option
 from unmask.errors import ConfigError
 from unmask.options import add_flags, given, read, read_toml, template
+from unmask.recipe import Adapt
 from unmask.resolve import ineffective, resolve
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny import byte_tokenizer, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from unmask.config import Adapt
+from unmask.recipe import Adapt
 
 SHORT = (
     "{% for m in messages %}<turn>{{ m.role[0] }}{{ m.content }}</turn>{% endfor %}"

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from unmask.config import Adapt
 from unmask.core.streams import StreamBatch, collate
 from unmask.curves import draw_curves
 from unmask.data import Order, Row, Rows, load_rows, packing_of
@@ -24,6 +23,7 @@ from unmask.model.learner import Learner
 from unmask.model.trainstate import is_split, load_moments, load_weights, save_state, states
 from unmask.noising import noised, without_labels
 from unmask.processes import anywhere, exchanging, join, share, summed, together
+from unmask.recipe import Adapt
 from unmask.rundir import add_to_log, cut_log, open_run, read_log
 from unmask.validation import Validation, held_out, validate
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unmask.config import Adapt, BlockSpec, Decoding
+from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
@@ -15,6 +15,7 @@ from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.choose import BACKBONES, backbone_for
 from unmask.model.hf import device_named
 from unmask.options import read, read_toml
+from unmask.recipe import Adapt
 from unmask.resolve import Resolved, resolve
 from unmask.text import render
 

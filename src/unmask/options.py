@@ -111,16 +111,23 @@ def template(cls: type) -> str:
     for f in dataclasses.fields(cls):
         inner, allowed = _inner(kinds[f.name]), f.metadata.get("allowed")
         choices = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
-        notes = [f.metadata.get("help", ""), "one of " + ", ".join(choices) if choices else "", allowed or ""]
+        needed = "required" if _required(f) else ""
+        notes = [needed, f.metadata.get("help", ""), "one of " + ", ".join(choices) if choices else "", allowed or ""]
         parts.append(f"# {'; '.join(note for note in notes if note)}")
         value = None if _required(f) else _default(f)
-        example = _metavar(f, inner) or WORDS.get(inner, "…")
         if value is None:
-            parts.append(f"# {f.name} = {example}" + ("  (required)" if _required(f) else ""))
+            parts.append(f"# {f.name} = {_example(f, inner)}")
         else:
             parts.append(f"{f.name} = {_toml(value)}")
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _example(f: dataclasses.Field[Any], inner: Any) -> str:
+    """What may stand behind the equals sign of a key that has no default, as TOML."""
+    if typing.get_origin(inner) is tuple:
+        return '["…"]'
+    return '"…"' if inner is str else str(_metavar(f, inner) or WORDS.get(inner, "…"))
 
 
 def suggestion(key: str, allowed: Iterable[str]) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.config import Adapt
 from unmask.errors import ConfigError, MissingExtraError, UnmaskError
+from unmask.recipe import Adapt
 
 TRACKERS = ("tensorboard", "wandb")
 

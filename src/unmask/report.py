@@ -65,6 +65,7 @@ class Report:
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
     sections: list[Section] = field(default_factory=list)
+    finished: bool = True
 
     @property
     def figures(self) -> dict[str, float]:
@@ -79,6 +80,7 @@ class Report:
             "figures": self.figures,
             "settings": dict(self.settings),
             "machine": dict(self.machine),
+            "finished": self.finished,
         }
         content["sections"] = [{"title": s.title, "columns": s.columns, "rows": s.rows} for s in self.sections]
         try:
@@ -89,12 +91,16 @@ class Report:
         except OSError as error:
             raise CheckpointError(f"cannot write the report to {directory}: {error.strerror}") from None
 
+    @property
+    def _heading(self) -> str:
+        return self.title if self.finished else f"{self.title} (unfinished: what was measured so far)"
+
     def _markdown(self) -> str:
         where = ", ".join(f"{name} {value}" for name, value in self.machine.items())
-        return "\n".join([f"# {self.title}", "", where, "", *(section.text() for section in self.sections)])
+        return "\n".join([f"# {self._heading}", "", where, "", *(section.text() for section in self.sections)])
 
     def _html(self) -> str:
-        parts = [f"<h1>{html.escape(self.title)}</h1>"]
+        parts = [f"<h1>{html.escape(self._heading)}</h1>"]
         parts.append("<p>" + html.escape(", ".join(f"{name} {value}" for name, value in self.machine.items())) + "</p>")
         for section in self.sections:
             parts += [f"<h2>{html.escape(section.title)}</h2><p>{html.escape(section.about)}</p>", _table(section)]

@@ -74,7 +74,9 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
     if spec is None:
         return "ar"
     if wanted.mode == "auto":
-        return "verified" if spec.context == "causal" and wanted.temperature == 0 else "threshold"
+        if spec.context == "block":
+            return "threshold"
+        return "verified" if wanted.temperature == 0 else "ar"  # sampled text is the model's own law too
     if wanted.mode == "verified" and spec.context != "causal":
         raise RequestError(
             f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unmask.config import Adapt
 from unmask.data import Rows
 from unmask.errors import CheckpointError
 from unmask.model.files import read_json
 from unmask.model.trainstate import states
+from unmask.recipe import Adapt
 
 MAY_CHANGE = (
     "steps",

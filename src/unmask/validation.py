@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.config import Adapt
 from unmask.core.blocks import filler
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, NoisyRow, collate, noisy_row
@@ -20,6 +19,7 @@ from unmask.data import Row
 from unmask.errors import ConfigError
 from unmask.noising import noised, without_labels
 from unmask.processes import share, summed
+from unmask.recipe import Adapt
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Shares of masked slots at which the loss is also measured, so that runs with other noise can be compared."""

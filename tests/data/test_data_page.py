@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from unmask.config import Adapt, Source
 from unmask.data.shapes import as_row
 from unmask.options import read_toml
 from unmask.plan import lines, plan
+from unmask.recipe import Adapt, Source
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text()

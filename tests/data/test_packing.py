@@ -7,13 +7,13 @@ import torch
 from tiny import MASK, byte_tokenizer, tiny_model
 from training import chat, save_rows
 
-from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
 from unmask.data import Packing, load_rows, packing_of
 from unmask.data.packing import filled
 from unmask.errors import ConfigError, DataError
 from unmask.model.training import joint
+from unmask.recipe import Adapt
 
 START, END = "<|im_start|>", "<|im_end|>"
 PLAIN = {"base": "b", "data": ("d",), "output": "o", "method": "full", "block_size": 8, "sub_block_size": 8}

@@ -8,12 +8,12 @@ import pytest
 from tiny import byte_tokenizer
 from training import SHORT, chat, save_rows
 
-from unmask.config import Adapt, Source
 from unmask.data import load_rows
 from unmask.data.shapes import as_row
 from unmask.data.sources import UnavailableError
 from unmask.errors import ConfigError, DataError, MissingExtraError
 from unmask.options import read_toml
+from unmask.recipe import Adapt, Source
 
 ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 TOKENIZER = byte_tokenizer(template=SHORT, eos_token="</turn>")

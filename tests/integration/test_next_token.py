@@ -10,12 +10,12 @@ from training import log, many_rows, recipe, save_base, save_rows
 
 import unmask
 from unmask.adapt import adapt
-from unmask.config import Source
 from unmask.core.streams import collate
 from unmask.data import Row, load_rows
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model.learner import Learner
 from unmask.noising import noised
+from unmask.recipe import Source
 
 PLAIN = {"objective": "next-token"}
 

@@ -8,9 +8,9 @@ from tiny import byte_tokenizer, tiny_model
 from training import chat, save_rows
 
 import unmask
-from unmask.config import Adapt
 from unmask.options import read_toml
 from unmask.plan import plan
+from unmask.recipe import Adapt
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = {"1.5b": (6000, 2e-5, 3_145_728_000), "7b": (2500, 1e-5, 1_310_720_000)}

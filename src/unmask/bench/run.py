@@ -25,11 +25,14 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
         raise UnsupportedModelError(f"bench measures the native backbone, which cannot run {ref} here")
     _check(model, ref, settings)
     report = Report(f"unmask bench: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype or "own"})
+    report.finished = False
     report.write(out)  # so that a place that cannot be written to is known before anything is measured
     for section in _sections(model, ref, settings, dtype, say):
         report.add(section)
         say(section.text())
         report.write(out)
+    report.finished = True
+    report.write(out)
     say(f"wrote {out}/report.json, report.md and report.html")
     return report
 
@@ -39,6 +42,7 @@ def bench_training(ref: str, settings: Bench, out: Path, *, dtype: str | None = 
     if dtype not in (None, "fp32", "bf16"):
         raise ConfigError(f"dtype is '{dtype}'; allowed with training: fp32, bf16")
     report = Report(f"unmask bench --training: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype})
+    report.finished = False
     cases = training.cases_of(ref, settings.data, settings.rows, dtype or "fp32")
     report.write(out)
     limits = measure_limits(2**28)
@@ -46,6 +50,7 @@ def bench_training(ref: str, settings: Bench, out: Path, *, dtype: str | None = 
     say("training, forward and backward …")
     report.add(sections.training_section(cases, training.measure(cases, settings.rounds), settings.rows, peak))
     say(report.sections[0].text())
+    report.finished = True
     report.write(out)
     say(f"wrote {out}/report.json, report.md and report.html")
     return report

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from unmask.bench.clock import in_turn
-from unmask.config import Adapt
 from unmask.core.noise import seeded
 from unmask.core.streams import StreamBatch, collate
 from unmask.data import Row, load_rows
 from unmask.errors import UnmaskError
 from unmask.model.learner import Learner
 from unmask.noising import noised
+from unmask.recipe import Adapt
 
 FORMS: dict[str, dict[str, Any]] = {
     "block": {"context": "block", "adapter_scope": "all"},
@@ -70,7 +70,15 @@ def cases_of(ref: str, data: Sequence[str], rows: int, dtype: Any) -> dict[tuple
     cases: dict[tuple[str, str], Case] = {}
     found: list[Row] = []
     for form, fields in FORMS.items():
-        recipe = Adapt(base=ref, data=tuple(data), output="", rank=RANK, block_size=BLOCK, sub_block_size=8, **fields)
+        recipe = Adapt(
+            base=ref,
+            data=tuple(data) or ("random tokens",),
+            output="",
+            rank=RANK,
+            block_size=BLOCK,
+            sub_block_size=8,
+            **fields,
+        )
         learner = Learner(recipe)
         _stir(learner)
         found = found or _rows(learner, data, rows)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unmask.config import Adapt
 from unmask.errors import ConfigError
 from unmask.options import add_flags, given, read_toml, template
+from unmask.recipe import Adapt
 
 EXAMPLES = """examples:
   unmask adapt --template > mine.toml

@@ -71,7 +71,11 @@ def _prompt(line: str, name: str, n: int) -> Prompt:
     try:
         row = json.loads(line)
     except ValueError as e:
-        raise DataError(f"is not JSON ({e})", file=name, line=n) from None
+        raise DataError(
+            f"is not JSON ({e}); plain text, a prompt a line, is read from standard input: --prompts - < FILE",
+            file=name,
+            line=n,
+        ) from None
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         found = " and ".join(forms) if forms else "none"

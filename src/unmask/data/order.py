@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from unmask.config import Adapt
 from unmask.core.noise import seeded
+from unmask.recipe import Adapt
 
 POOL = 16
 """Forwards' worth of shuffled rows that are sorted by length, so that neighbours have similar lengths."""

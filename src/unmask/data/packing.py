@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from unmask.config import Adapt
 from unmask.data.encode import Pieces, check_messages
 from unmask.errors import ConfigError, DataError
+from unmask.recipe import Adapt
 
 GROUP = 1000
 """Documents that are concatenated before they are cut."""

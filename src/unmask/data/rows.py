@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.config import Source
 from unmask.core.noise import seeded
 from unmask.data.encode import encode, flat
 from unmask.data.packing import Document, Packing, chatml_pieces, packed
 from unmask.data.shapes import as_row
 from unmask.data.sources import Records, as_source, name_of
 from unmask.errors import ConfigError, DataError
+from unmask.recipe import Source
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unmask.config import Source
 from unmask.errors import ConfigError, DataError, MissingExtraError
+from unmask.recipe import Source
 
 HUB = "hub:"
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".csv": "csv"}

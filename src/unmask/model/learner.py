@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.config import Adapt, BlockSpec
+from unmask.config import BlockSpec
 from unmask.core.loss import label_loss, teacher_loss
 from unmask.core.streams import StreamBatch
 from unmask.errors import CheckpointError, ConfigError
@@ -16,6 +16,7 @@ from unmask.model.attention import keeps_own_attention, use_our_attention
 from unmask.model.masktoken import prepare_mask
 from unmask.model.training import joint, split
 from unmask.model.universal import head
+from unmask.recipe import Adapt
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.config import Adapt
 from unmask.core.loss import CHUNK
 from unmask.core.masks import CLEAN
 from unmask.core.streams import NoisyRow
 from unmask.plan.network import Network
+from unmask.recipe import Adapt
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from unmask.config import Adapt
 from unmask.data import Order, Row, Rows, load_rows, packing_of
 from unmask.data.sources import UnavailableError
 from unmask.errors import CheckpointError
@@ -17,6 +16,7 @@ from unmask.noising import noised
 from unmask.plan.cost import Fed, Memory, fed, learning, memory, operations
 from unmask.plan.devices import EFFICIENCY, USUAL, Devices, gpus, this_machine
 from unmask.plan.network import network_of
+from unmask.recipe import Adapt
 
 LOOKED_AT, SAMPLE = 1000, 64
 """Steps whose rows are looked up, and rows that are noised to see what they put into the network."""

@@ -11,6 +11,8 @@
    whole numbers, SPAN inputs at a time. */
 
 #include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __AVX2__
@@ -32,6 +34,7 @@
 #define ROWS 96           /* rows between two passes over the weights: their inputs stay in the second-level cache */
 #define AHEAD 2048        /* bytes by which weights are called for before they are needed */
 #define ACTIVATION 8191   /* levels of a rounded input, each way */
+#define SPINS 20000       /* times that a barrier looks before it gives the core away: about a tenth of a millisecond */
 #define SPAN 2048         /* inputs whose products with bytes are summed in 32 bits: 2048 * 127 * 8191 < 2^31 */
 /* KEYS, CHUNK, QUERIES, WIDEST_GROUP, WIDEST_HEAD: from build.py, which shares them with the buffers' makers. */
 
@@ -91,13 +94,33 @@ typedef struct {
 } Step;
 
 typedef struct {
+    _Atomic int arrived, round;
+} Gate;
+
+typedef struct {
     int me, all;
+    Gate *gate;
 } Share;
 
-INLINE void barrier(void) {
-#ifdef _OPENMP
-#pragma omp barrier
+INLINE void rest(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
 #endif
+}
+
+/* Wait for all threads. Whoever waits long gives its core away: another program may have taken the core of a thread
+   that is still at work, and OpenMP's own barrier would spin against it. */
+static void barrier(Share s) {
+    if (s.all == 1) return;
+    int round = atomic_load_explicit(&s.gate->round, memory_order_acquire);
+    if (atomic_fetch_add_explicit(&s.gate->arrived, 1, memory_order_acq_rel) + 1 == s.all) {
+        atomic_store_explicit(&s.gate->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&s.gate->round, round + 1, memory_order_release);
+        return;
+    }
+    for (int n = 0; atomic_load_explicit(&s.gate->round, memory_order_acquire) == round; n++)
+        if (n < SPINS) rest();
+        else sched_yield();
 }
 
 INLINE int from(Share s, int n) { return (int)((int64_t)n * s.me / s.all); }
@@ -256,10 +279,10 @@ static const float *inner(const Step *step, Share s, const Linear *l, int rows) 
     if (!step->adapted || !l->down) return NULL;
     Linear down = {.weight = l->down, .in = l->in, .out = l->rank};
     product_f32(s, &(Product){.linear = &down, .x = step->a, .y = step->low}, rows);
-    barrier();
+    barrier(s);
     for (int i = from(s, rows); i < to(s, rows); i++)
         if (!step->adapted[i]) memset(step->low + (size_t)i * l->rank, 0, 4 * l->rank);
-    barrier();
+    barrier(s);
     return step->low;
 }
 
@@ -270,7 +293,7 @@ static void apply(const Network *net, const Step *step, Share s, const Linear *l
     if (net->type == F32) product_f32(s, &p, rows);
     else if (net->type == BF16) product_bf16(s, &p, rows);
     else product_i8(s, &p, rows);
-    barrier();
+    barrier(s);
 }
 
 /* ---- rows ---- */
@@ -327,7 +350,7 @@ static void normalise_rows(const Network *net, const Step *step, Share s, const 
         normalise(step->x + (size_t)i * n, weight, step->a + (size_t)i * n, n, net->eps);
         round_row(net, step, i, n);
     }
-    barrier();
+    barrier(s);
 }
 
 INLINE vf exponential(vf x) { /* to 2 units in the last place, from -87 to 88 */
@@ -363,7 +386,7 @@ static void gate(const Network *net, const Step *step, Share s) {
         }
         round_row(net, step, i, ff);
     }
-    barrier();
+    barrier(s);
 }
 
 /* ---- attention ---- */
@@ -405,7 +428,7 @@ static void place(const Network *net, const Step *step, Share s, int index) {
             memcpy(value + (size_t)position * dim, v + h * dim, 4 * dim);
         }
     }
-    barrier();
+    barrier(s);
 }
 
 /* Scores of R queries with P panels of keys. */
@@ -554,7 +577,7 @@ static void attend_apart(const Network *net, const Step *step, Share s, int inde
         size_t query = (size_t)(chunk * net->kv_heads + kv_head) * step->tokens + step->block[block];
         contribute(net, step, index, block, kv_head, chunk, step->parts + query * group * size);
     }
-    barrier();
+    barrier(s);
     for (int n = from(s, queries); n < to(s, queries); n++) {
         int token = n / net->heads, head = n % net->heads;
         float sum[WIDEST_HEAD + KEYS] = {0};
@@ -569,11 +592,11 @@ static void attend_apart(const Network *net, const Step *step, Share s, int inde
 static void attention(const Network *net, const Step *step, Share s, int index) {
     if (step->parts) attend_apart(net, step, s, index);
     else attend_in_turn(net, step, s, index);
-    barrier();
+    barrier(s);
     if (net->type != I8) return;
     for (int i = from(s, step->tokens); i < to(s, step->tokens); i++)
         round_row(net, step, i, net->heads * net->head_dim);
-    barrier();
+    barrier(s);
 }
 
 /* ---- the forward ---- */
@@ -610,7 +633,7 @@ static void embed(const Network *net, const Step *step, Share s) {
         else
             for (int k = 0; k < n; k++) x[k] = unpack(net->type, &net->head, token, k);
     }
-    barrier();
+    barrier(s);
 }
 
 static void run(const Network *net, const Step *step, Share s) {
@@ -632,7 +655,7 @@ static void run(const Network *net, const Step *step, Share s) {
                   net->hidden, net->eps);
         round_row(net, step, i, net->hidden);
     }
-    barrier();
+    barrier(s);
     apply(net, step, s, &net->head, step->reads, step->logits, 0);
 }
 
@@ -640,9 +663,10 @@ int unmask_panel(void) { return PANEL; }
 
 void unmask_forward(const Network *net, const Step *step, int threads) {
 #ifdef _OPENMP
+    Gate gate = {0};
 #pragma omp parallel num_threads(threads)
-    run(net, step, (Share){omp_get_thread_num(), omp_get_num_threads()});
+    run(net, step, (Share){omp_get_thread_num(), omp_get_num_threads(), &gate});
 #else
-    run(net, step, (Share){0, 1});
+    run(net, step, (Share){0, 1, NULL});
 #endif
 }
