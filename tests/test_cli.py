@@ -377,7 +377,7 @@ def test_help_imports_nothing_heavy():
 
 def test_template_is_printed(cli):
     code, out, err = cli("adapt", "--template")
-    assert (code, err) == (0, "") and "# base = TEXT  (required)" in out and "block_size = 32" in out
+    assert (code, err) == (0, "") and '# base = "…"' in out and "block_size = 32" in out
 
 
 def test_adapting_through_the_command_line_and_decoding_the_result(cli, plain, tmp_path):

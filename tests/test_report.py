@@ -46,6 +46,17 @@ def test_three_files_and_markup_is_escaped(tmp_path):
     assert "| 2 | 1234 | 0.123 |" in (tmp_path / "new/out/report.md").read_text()
 
 
+def test_a_report_that_was_cut_short_says_so(tmp_path):
+    report = Report("Speed", {}, {}, [section()], finished=False)
+    report.write(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["finished"] is False
+    for name in ("report.md", "report.html"):
+        assert "Speed (unfinished: what was measured so far)" in (tmp_path / name).read_text()
+    report.finished = True
+    report.write(tmp_path)
+    assert "unfinished" not in (tmp_path / "report.md").read_text()
+
+
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot write the report to .*file"):

@@ -50,7 +50,7 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     assert expected <= set(figures) and all(value > 0 for name, value in figures.items() if "context" not in name)
     assert figures["memory_vs_minimum"] == 1.5 and figures["ar_vs_ar_batch16"] == 1.0
     assert {"processor", "threads", "torch"} <= set(report["machine"])
-    assert report["settings"]["batch"] == "1,16"
+    assert report["settings"]["batch"] == "1,16" and report["finished"] is True
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 5 and page.count("<table") == 9 and "http://www.w3.org" in page
     assert "src=" not in page and "<link" not in page and "<script" not in page
