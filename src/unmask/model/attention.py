@@ -163,10 +163,8 @@ class _Segments(torch.autograd.Function):
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         for segment, bias in ctx.parts:
             at = slice(segment.start, segment.stop)
-            taken = [t.detach().requires_grad_() for t in (query[:, :, at], _keys(key, segment), _keys(value, segment))]
-            with torch.enable_grad():
-                out = _segment(taken[0], taken[1], taken[2], bias, ctx.scaling)
-            d_query[:, :, at], *others = torch.autograd.grad(out, taken, gradient[:, :, at])
+            taken = query[:, :, at], _keys(key, segment), _keys(value, segment)
+            d_query[:, :, at], *others = _segment_backward(*taken, bias, ctx.scaling, gradient[:, :, at])
             for total, part in zip((d_key, d_value), others, strict=True):
                 done = 0
                 for start, stop in segment.keys:
@@ -188,3 +186,18 @@ def _segment(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: f
     mask = bias.to(query.dtype).repeat(group, 1)[None, None]
     out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.unflatten(2, (group, n)).flatten(1, 2)
+
+
+def _segment_backward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value of `_segment`, written out: a backward pass within a backward pass would take a
+    thread of its own."""
+    group, n, scale = query.shape[1] // key.shape[1], query.shape[2], scaling or query.shape[-1] ** -0.5
+    folded, d_out = (t.unflatten(1, (-1, group)).flatten(2, 3) for t in (query, gradient))
+    mask = bias.to(query.dtype).repeat(group, 1)
+    weight = torch.softmax(folded @ key.transpose(-1, -2) * scale + mask, dim=-1)
+    d_weight = d_out @ value.transpose(-1, -2)
+    d_score = weight * (d_weight - (weight * d_weight).sum(-1, keepdim=True)) * scale
+    d_query = (d_score @ key).unflatten(2, (group, n)).flatten(1, 2)
+    return d_query, d_score.transpose(-1, -2) @ folded, weight.transpose(-1, -2) @ d_out
