@@ -62,6 +62,18 @@ def test_o6_06_the_copier_would_gain_if_it_saw_the_clean_copy(tmp_path, monkeypa
     assert copier.copied > 0 and found.loss < 0.1
 
 
+def test_a_next_token_fine_tune_is_validated_without_masks(tmp_path):
+    fed = []
+
+    def network(batch):
+        fed.append(int(batch.masked.sum()))
+        return torch.tensor([float(len(batch.target)), 0.0, 0.0])
+
+    wanted = recipe(tmp_path, tmp_path, tmp_path, objective="next-token")
+    found = validate(wanted, network, Accelerator(), rows(6), VOCAB, 3, None)
+    assert found.loss == 1.0 and found.levels == {} and set(fed) == {0}
+
+
 def test_the_noise_of_a_validation_is_always_the_same(tmp_path):
     fed = []
 

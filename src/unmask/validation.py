@@ -63,11 +63,12 @@ def validate(
     recipe: Adapt, network: Any, accelerator: Any, rows: list[Row], mask_id: int, step: int, before: Validation | None
 ) -> Validation:
     """Measure; every process calls this, each computes its share. `before`: the run's last validation."""
-    noises: list[Noise] = [_as_trained, *(_at(level) for level in LEVELS)]
+    shares = LEVELS if recipe.objective == "diffusion" else ()  # a next-token fine-tune has no masks
+    noises: list[Noise] = [_as_trained, *(_at(level) for level in shares)]
     sums = torch.stack([_measure(recipe, network, accelerator, rows, mask_id, noise) for noise in noises])
     sums = summed(accelerator, sums.to(accelerator.device))
     loss, *others = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
-    levels = {f"{level:g}": value for level, value in zip(LEVELS, others, strict=True)}
+    levels = {f"{level:g}": value for level, value in zip(shares, others, strict=True)}
     if before is None or loss < before.best_loss:
         return Validation(loss, levels, loss, step)
     return Validation(loss, levels, before.best_loss, before.best_step)

@@ -7,15 +7,15 @@ import pytest
 from tiny import MASK, byte_tokenizer, tiny_model
 
 import unmask
-from unmask import cli
+from unmask import cli, limits
 from unmask.bench import clock, footprint
 from unmask.bench.answers import answered, compared, equal_texts, prompts_of, rate, ratio
-from unmask.bench.limits import Limits
 from unmask.bench.run import faster_peer
 from unmask.bench.sections import modes_figures
 from unmask.bench.settings import WORKLOADS, Bench
 from unmask.config import BlockSpec
 from unmask.errors import ConfigError, RequestError, UnmaskError
+from unmask.limits import Limits
 from unmask.model.checkpoint import save_full
 
 
@@ -136,7 +136,7 @@ def test_the_limit_of_a_forward_is_the_larger_of_its_two():
 
 def test_candidates_take_turns_after_each_has_run_once(monkeypatch):
     order, now = [], iter(range(100))
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(now))
     times = clock.in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b"] * 3 and times == {"a": 1, "b": 1}
 

@@ -1,14 +1,9 @@
 """Timing that lets two things be compared: they take turns, and medians are compared."""
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
-
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+from unmask.limits import seconds
 
 
 def in_turn(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unmask.bench.clock import in_turn
-from unmask.bench.limits import Limits
+from unmask.limits import Limits
 from unmask.model.backbone import Feed
 from unmask.model.peer import Peer
 

@@ -8,9 +8,9 @@ import torch
 from unmask.api import Model, load
 from unmask.bench import answers, footprint, forwards, sections, training, types
 from unmask.bench.clock import in_turn
-from unmask.bench.limits import measure_limits
 from unmask.bench.settings import Bench
 from unmask.errors import ConfigError, UnsupportedModelError
+from unmask.limits import measure_limits
 from unmask.model.native.panels import KINDS
 from unmask.model.peer import Peer
 from unmask.report import Report, Section, machine
@@ -24,8 +24,8 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
     if not model.backbone.ragged:
         raise UnsupportedModelError(f"bench measures the native backbone, which cannot run {ref} here")
     _check(model, ref, settings)
-    report = Report(f"unmask bench: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype or "own"})
-    report.finished = False
+    asked = vars(settings) | {"model": ref, "dtype": dtype or "own"}
+    report = Report(f"unmask bench: {ref}", machine(), asked, finished=False)
     report.write(out)  # so that a place that cannot be written to is known before anything is measured
     for section in _sections(model, ref, settings, dtype, say):
         report.add(section)
@@ -41,8 +41,8 @@ def bench_training(ref: str, settings: Bench, out: Path, *, dtype: str | None = 
     """Measure training on the base `ref`: our layout beside the published one; writes the same files."""
     if dtype not in (None, "fp32", "bf16"):
         raise ConfigError(f"dtype is '{dtype}'; allowed with training: fp32, bf16")
-    report = Report(f"unmask bench --training: {ref}", machine(), vars(settings) | {"model": ref, "dtype": dtype})
-    report.finished = False
+    asked = vars(settings) | {"model": ref, "dtype": dtype}
+    report = Report(f"unmask bench --training: {ref}", machine(), asked, finished=False)
     cases = training.cases_of(ref, settings.data, settings.rows, dtype or "fp32")
     report.write(out)
     limits = measure_limits(2**28)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from unmask.bench.answers import Row, compared, equal_texts, rate, ratio
-from unmask.bench.limits import Limits
+from unmask.limits import Limits
 from unmask.report import Section
 
 

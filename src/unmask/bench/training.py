@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from unmask.bench.clock import in_turn
 from unmask.core.noise import seeded
@@ -21,6 +20,8 @@ from unmask.data import Row, load_rows
 from unmask.errors import UnmaskError
 from unmask.model.learner import Learner
 from unmask.noising import noised
+from unmask.plan.cost import Fed, operations
+from unmask.plan.network import network_of
 from unmask.recipe import Adapt
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -48,18 +49,10 @@ class Case:
         return torch.cat([p.grad.flatten() for p in self.learner.trainable().values() if p.grad is not None])
 
     def operations(self) -> float:
-        """Multiplications and additions of matrix products in one forward and backward.
-
-        Frozen weights: 2 per value and token forward, 2 backward where the token carries a gradient; adapters 6 there;
-        the head 4 per value and label. What attention computes is left out.
-        """
+        """Multiplications and additions of matrix products in one forward and backward, attention left out."""
         tokens, clean = self.batch.ids.numel(), self.batch.clean
-        learning = tokens - clean if self.learner.spec.adapter_scope == "draft" else tokens
-        names = [(n, m.weight.numel()) for n, m in self.learner.model.named_modules() if isinstance(m, nn.Linear)]
-        adapters = sum(size for name, size in names if "lora_" in name)
-        head = self.learner.model.get_output_embeddings().weight.numel()
-        frozen = sum(size for name, size in names if "lora_" not in name and "lm_head" not in name)
-        return 2.0 * frozen * (tokens + learning) + 6.0 * adapters * learning + 4.0 * head * len(self.batch.target)
+        step = Fed(clean, tokens - clean, labels=len(self.batch.target))
+        return operations(network_of(self.learner.base_ref), self.learner.recipe, step)
 
 
 def cases_of(ref: str, data: Sequence[str], rows: int, dtype: Any) -> dict[tuple[str, str], Case]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.bench.limits import peak
 from unmask.errors import ConfigError
+from unmask.limits import peak
 
 EFFICIENCY = 0.4
 """Share of the peak of a matrix product that training is expected to reach."""

@@ -1,11 +1,11 @@
 """What the machine can do at best: read memory, and multiply matrices."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-
-from unmask.bench.clock import seconds
 
 LARGEST, TRIES, SLOW = 2048, 7, 0.1
 """Rows of the largest product, tries of each, and seconds beyond which no larger one is tried."""
@@ -28,6 +28,12 @@ class Limits:
 def measure_limits(nbytes: int) -> Limits:
     """Limits of this machine, for a buffer of `nbytes`."""
     return Limits(_bandwidth(nbytes), peak(torch.float32), peak(torch.bfloat16))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _bandwidth(nbytes: int) -> float:
