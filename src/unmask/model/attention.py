@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from unmask.core.masks import Streams, training_block_mask, training_mask
 from unmask.core.segments import Segment, segments
@@ -142,29 +141,41 @@ Parts = list[tuple[Segment, Tensor]]
 
 
 class _Segments(torch.autograd.Function):
-    """Attention segment by segment. Scores are computed again in the backward pass, so only its inputs are kept; and
-    gradients of keys are added in place, where slices under autograd would make a tensor of all keys for each."""
+    """Attention segment by segment. Gradients of keys are added in place, where slices under autograd would make a
+    tensor of all keys for each; and the backward kernel is called as such, since a backward pass within a backward pass
+    would take a thread of its own."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Parts, scaling: float | None) -> Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.parts, ctx.scaling = parts, scaling
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        group = query.shape[1] // key.shape[1]
+        out, sums = torch.empty_like(query, memory_format=torch.contiguous_format), []
         for segment, bias in parts:
-            at = slice(segment.start, segment.stop)
-            out[:, :, at] = _segment(query[:, :, at], _keys(key, segment), _keys(value, segment), bias, scaling)
+            at, mask = slice(segment.start, segment.stop), _for_heads(bias, group, query)
+            taken = _fold(query[:, :, at], group), _keys(key, segment), _keys(value, segment)
+            folded, log_sum = _kernels()._scaled_dot_product_flash_attention_for_cpu(
+                *taken, attn_mask=mask, scale=scaling
+            )
+            out[:, :, at] = _unfold(folded, group)
+            sums.append(log_sum)
+        ctx.save_for_backward(query, key, value, out, *sums)
+        ctx.parts, ctx.scaling = parts, scaling
         return out
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        query, key, value, out, *sums = ctx.saved_tensors
+        group = query.shape[1] // key.shape[1]
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for segment, bias in ctx.parts:
-            at = slice(segment.start, segment.stop)
-            taken = query[:, :, at], _keys(key, segment), _keys(value, segment)
-            d_query[:, :, at], *others = _segment_backward(*taken, bias, ctx.scaling, gradient[:, :, at])
+        for (segment, bias), log_sum in zip(ctx.parts, sums, strict=True):
+            at, mask = slice(segment.start, segment.stop), _for_heads(bias, group, query)
+            d_out, folded, result = (_fold(tensor[:, :, at], group) for tensor in (gradient, query, out))
+            taken = d_out, folded, _keys(key, segment), _keys(value, segment), result, log_sum, 0.0, False
+            d_folded, *others = _kernels()._scaled_dot_product_flash_attention_for_cpu_backward(
+                *taken, attn_mask=mask, scale=ctx.scaling
+            )
+            d_query[:, :, at] = _unfold(d_folded, group)
             for total, part in zip((d_key, d_value), others, strict=True):
                 done = 0
                 for start, stop in segment.keys:
@@ -173,31 +184,24 @@ class _Segments(torch.autograd.Function):
         return d_query, d_key, d_value, None, None
 
 
+def _kernels() -> Any:
+    return torch.ops.aten
+
+
 def _keys(tensor: Tensor, segment: Segment) -> Tensor:
     pieces = [tensor[:, :, start:stop] for start, stop in segment.keys]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
-def _segment(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
-    """query [1, head, query, head_dim] over its keys [1, kv_head, key, head_dim]; heads that share keys stand one
-    behind the other, so that keys are read once."""
-    group, n = query.shape[1] // key.shape[1], query.shape[2]
-    folded = query.unflatten(1, (-1, group)).flatten(2, 3)
-    mask = bias.to(query.dtype).repeat(group, 1)[None, None]
-    out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.unflatten(2, (group, n)).flatten(1, 2)
+def _fold(tensor: Tensor, group: int) -> Tensor:
+    """[1, head, query, head_dim] to [1, kv_head, group * query, head_dim]: heads that share keys stand one behind the
+    other, so that keys are read once."""
+    return tensor.unflatten(1, (-1, group)).flatten(2, 3)
 
 
-def _segment_backward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None, gradient: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value of `_segment`, written out: a backward pass within a backward pass would take a
-    thread of its own."""
-    group, n, scale = query.shape[1] // key.shape[1], query.shape[2], scaling or query.shape[-1] ** -0.5
-    folded, d_out = (t.unflatten(1, (-1, group)).flatten(2, 3) for t in (query, gradient))
-    mask = bias.to(query.dtype).repeat(group, 1)
-    weight = torch.softmax(folded @ key.transpose(-1, -2) * scale + mask, dim=-1)
-    d_weight = d_out @ value.transpose(-1, -2)
-    d_score = weight * (d_weight - (weight * d_weight).sum(-1, keepdim=True)) * scale
-    d_query = (d_score @ key).unflatten(2, (group, n)).flatten(1, 2)
-    return d_query, d_score.transpose(-1, -2) @ folded, weight.transpose(-1, -2) @ d_out
+def _unfold(tensor: Tensor, group: int) -> Tensor:
+    return tensor.unflatten(2, (group, -1)).flatten(1, 2)
+
+
+def _for_heads(bias: Tensor, group: int, query: Tensor) -> Tensor:
+    return bias.to(query.dtype).repeat(group, 1)[None, None]
