@@ -20,6 +20,7 @@ LAYERS = [
     {"api"},
     {"demo", "plan"},
     {"bench", "synthesize"},
+    {"evaluate"},
     {"commands"},
     {"cli", "__init__", "__main__"},
 ]
@@ -34,6 +35,8 @@ ONLY_IN = {
     "matplotlib": "report",
     "datasets": "data",
     "ray": "synthesize",
+    "lm_eval": "evaluate",
+    "reasoning_gym": "evaluate",
 }
 CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 
