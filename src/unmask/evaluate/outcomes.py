@@ -1,4 +1,4 @@
-"""What an evaluation yields: contenders (a model in a mode with its settings), and what each did on the items of tasks."""
+"""What an evaluation yields: contenders (a model in a mode with its settings), and what each did on tasks' items."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
