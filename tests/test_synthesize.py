@@ -1,5 +1,6 @@
 """Training text by the base itself: rows that adapt reads, once per prompt, the same however the work was done."""
 
+import functools
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from tiny import TURN, TURN_END, byte_tokenizer, tiny_model
 from training import SHORT, chat, save_base, save_rows
 
 import unmask
+from unmask import spread
 from unmask.cli import main
 from unmask.commands.prompts import Prompt
 from unmask.commands.synthesize import _print_shares
@@ -25,11 +27,11 @@ from unmask.data import load_rows
 from unmask.events import Answer
 from unmask.model.checkpoint import load_checkpoint
 from unmask.synthesize import run as runs
-from unmask.synthesize import spread
 from unmask.synthesize.jobs import Job
 from unmask.synthesize.make import Judge, header_of, jobs_to_make
 from unmask.synthesize.overlap import Overlap
 from unmask.synthesize.settings import Synthesis
+from unmask.synthesize.worker import work
 
 DOC = (Path(__file__).parents[1] / "docs" / "synthesize.md").read_text()
 QUESTIONS = [f"What is {n} and {n * n}?" + " Tell me." * (n % 5) for n in range(11)]
@@ -546,12 +548,12 @@ def test_made_prompts_do_not_depend_on_the_workers(ray, base):
     checkpoint, settings = load_checkpoint(base, lightly=True), Synthesis(make=12, max_prompt_tokens=30)
     header, judge, found = header_of(checkpoint), Judge(settings), []
     for count in (1, 2):
-        with spread.workers(checkpoint, loading(base), count) as work:
-            records = work(
-                jobs_to_make(header, settings),
-                settings.prompts(header.stop_ids),
-                lambda checkpoint, job, answer: judge(checkpoint, job, answer) | {"text": answer.text},
+        with spread.workers(checkpoint, loading(base), count) as run:
+            asked = settings.prompts(header.stop_ids)
+            task = functools.partial(
+                work, decoding=asked, judge=lambda c, job, answer: judge(c, job, answer) | {"text": answer.text}
             )
+            records = run(task, jobs_to_make(header, settings))
             found.append(sorted(records, key=lambda record: record["number"]))
     assert found[0] == found[1] and len({record["text"] for record in found[0]}) > 8
 

@@ -4,6 +4,7 @@ Every finished job is on disk at once, so that a run that is killed loses only t
 the same file as if it had never stopped.
 """
 
+import functools
 import json
 import time
 from collections import Counter
@@ -14,16 +15,17 @@ from typing import Any
 
 from unmask.config import Decoding
 from unmask.errors import ConfigError, DataError
+from unmask.journal import Journal, replacement
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
+from unmask.spread import Work, need_ray, workers
 from unmask.synthesize.jobs import Job, Jobs, Prompt
-from unmask.synthesize.journal import Journal, Place, replacement
 from unmask.synthesize.make import Judge as MadeJudge
 from unmask.synthesize.make import header_of, jobs_to_make
 from unmask.synthesize.overlap import Overlap, excluded_texts
+from unmask.synthesize.place import Place
 from unmask.synthesize.provenance import made_with
 from unmask.synthesize.settings import Synthesis
-from unmask.synthesize.spread import Work, need_ray, workers
-from unmask.synthesize.worker import Judge, answered
+from unmask.synthesize.worker import Judge, answered, work
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,18 @@ def synthesize(
         yield Summary(before["counts"], 0, 0.0)
         return
     run = _Run(place)
-    with workers(checkpoint, loading, settings.workers) as work:
+    with workers(checkpoint, loading, settings.workers) as spread:
         run.began = time.perf_counter()
         if header is not None:
             with Journal(place.prompts) as journal:
                 to_make = jobs_to_make(header, settings)
                 yield from run.do(
-                    "making", work, to_make, settings.prompts(header.stop_ids), MadeJudge(settings), journal
+                    "making", spread, to_make, settings.prompts(header.stop_ids), MadeJudge(settings), journal
                 )
                 _take_made(jobs, journal)
             _some(jobs)
         with Journal(place.answers) as journal:
-            yield from run.do("answering", work, jobs.jobs, settings.answers(), answered, journal)
+            yield from run.do("answering", spread, jobs.jobs, settings.answers(), answered, journal)
             counts = _write(out, jobs, journal, settings.make or len(prompts))
     place.describe(origin, counts, complete=True)
     place.clear()
@@ -106,12 +108,13 @@ class _Run:
         self.place, self.tokens, self.began = place, 0, time.perf_counter()
 
     def do(
-        self, doing: str, work: Work, jobs: Sequence[Job], decoding: Decoding, judge: Judge, journal: Journal
+        self, doing: str, spread: Work, jobs: Sequence[Job], decoding: Decoding, judge: Judge, journal: Journal
     ) -> Iterator[Progress]:
-        """Do the jobs that the journal does not have."""
-        left = [job for job in jobs if job.number not in journal]
+        """Do the jobs that the journal does not have, the longest prompts first: they set the size of the buffers, and
+        rows that are prefilled together have similar lengths."""
+        left = sorted((job for job in jobs if job.number not in journal), key=lambda job: -len(job.ids))
         done = len(jobs) - len(left)
-        for record in work(left, decoding, judge):
+        for record in spread(functools.partial(work, decoding=decoding, judge=judge), left):
             journal.add(record)
             self.tokens += record["tokens"]
             done += 1

@@ -19,14 +19,12 @@ Judge = Callable[[Checkpoint, Job, Answer], Record]
 
 
 def work(model: Model, jobs: Sequence[Job], decoding: Decoding, judge: Judge) -> Iterator[Record]:
-    """Do the jobs with continuous batching, the longest prompts first: they set the size of the buffers, and rows that
-    are prefilled together have similar lengths. CapacityError where memory does not even hold one of them."""
-    order = sorted(jobs, key=lambda job: -len(job.ids))
-    requests = (Request(job.ids, dataclasses.replace(decoding, seed=job.seed)) for job in order)
+    """Do the jobs with continuous batching, in their order. CapacityError where memory does not even hold one."""
+    requests = (Request(job.ids, dataclasses.replace(decoding, seed=job.seed)) for job in jobs)
     for event in model.run(requests):
         if not isinstance(event, Finished):
             continue
-        job, error = order[event.index], event.answer.error
+        job, error = jobs[event.index], event.answer.error
         if isinstance(error, CapacityError):
             raise error
         about = {"number": job.number, "tokens": event.answer.completion_tokens}

@@ -7,17 +7,17 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unmask.api import Model, load
-from unmask.config import Decoding
 from unmask.errors import CapacityError, MissingExtraError, UnmaskError
 from unmask.model.checkpoint import Checkpoint
 from unmask.model.choose import backbone_for
-from unmask.synthesize.jobs import Job
-from unmask.synthesize.worker import Judge, Record, work
 
-Work = Callable[[Sequence[Job], Decoding, Judge], Iterator[Record]]
+Task = Callable[[Model, Sequence[Any]], Iterator[Any]]
+"""What is done with jobs: results in the order in which they end. It travels to other processes, and so do jobs."""
+Work = Callable[[Task, Sequence[Any]], Iterator[Any]]
 CHUNKS = 8
 """Batches' worth of jobs that a worker takes at a time."""
 
@@ -31,7 +31,7 @@ def workers(checkpoint: Checkpoint, loading: dict[str, Any], count: int) -> Iter
     if count == 1:
         backbone = backbone_for(checkpoint, loading["backbone"], int8=loading["dtype"] == "int8")
         model = Model(checkpoint, backbone, loading["batch_size"])
-        yield lambda jobs, decoding, judge: work(model, jobs, decoding, judge)
+        yield lambda task, jobs: task(model, jobs)
         return
     ray = need_ray()
     begun = not ray.is_initialized()
@@ -39,7 +39,7 @@ def workers(checkpoint: Checkpoint, loading: dict[str, Any], count: int) -> Iter
         ray.init(log_to_driver=False, logging_level="error")
     try:
         actors = _actors(ray, loading, count)
-        yield lambda jobs, decoding, judge: _spread(ray, actors, jobs, loading["batch_size"], decoding, judge)
+        yield lambda task, jobs: _spread(ray, actors, task, jobs, loading["batch_size"])
     finally:
         if begun:
             ray.shutdown()
@@ -53,6 +53,13 @@ def need_ray() -> Any:
     return ray
 
 
+@dataclass(frozen=True)
+class Failed:
+    """Why a worker ended its work."""
+
+    why: str
+
+
 class Worker:
     """One process with a model of its own."""
 
@@ -64,12 +71,12 @@ class Worker:
             return str(error)
         return None
 
-    def work(self, jobs: Sequence[Job], decoding: Decoding, judge: Judge) -> Iterator[Record | str]:
-        """Records as they come; a text is the error that ended the work."""
+    def work(self, task: Task, jobs: Sequence[Any]) -> Iterator[Any]:
+        """Results as they come; a `Failed` is the error that ended the work."""
         try:
-            yield from work(self.model, jobs, decoding, judge)
+            yield from task(self.model, jobs)
         except UnmaskError as error:
-            yield str(error)
+            yield Failed(str(error))
 
 
 def _actors(ray: Any, loading: dict[str, Any], count: int) -> list[Any]:
@@ -91,18 +98,15 @@ def _share(total: float, count: int) -> float:
     return float(total // count) if total >= count else math.floor(total / count * 1e4) / 1e4
 
 
-def _spread(
-    ray: Any, actors: list[Any], jobs: Sequence[Job], batch: int, decoding: Decoding, judge: Judge
-) -> Iterator[Record]:
-    """Hand out chunks of jobs with prompts of similar length; a worker gets the next one when it has done its own."""
-    order = sorted(jobs, key=lambda job: -len(job.ids))
-    size = max(1, min(CHUNKS * batch, math.ceil(len(order) / len(actors))))
-    chunks = deque(order[at : at + size] for at in range(0, len(order), size))
+def _spread(ray: Any, actors: list[Any], task: Task, jobs: Sequence[Any], batch: int) -> Iterator[Any]:
+    """Hand out chunks of neighbouring jobs; a worker gets the next one when it has done its own."""
+    size = max(1, min(CHUNKS * batch, math.ceil(len(jobs) / len(actors))))
+    chunks = deque(jobs[at : at + size] for at in range(0, len(jobs), size))
     running: dict[Any, Any] = {}
 
     def start(actor: Any) -> None:
         if chunks:
-            stream = actor.work.options(num_returns="streaming").remote(chunks.popleft(), decoding, judge)
+            stream = actor.work.options(num_returns="streaming").remote(task, chunks.popleft())
             running[stream] = actor
 
     for actor in actors:
@@ -110,13 +114,13 @@ def _spread(
     while running:
         [ready], _ = ray.wait(list(running), num_returns=1)
         try:
-            record = _get(ray, next(ready))
+            result = _get(ray, next(ready))
         except StopIteration:
             start(running.pop(ready))
             continue
-        if isinstance(record, str):
-            raise CapacityError(record)
-        yield record
+        if isinstance(result, Failed):
+            raise CapacityError(result.why)
+        yield result
 
 
 def _get(ray: Any, reference: Any) -> Any:
