@@ -6,13 +6,13 @@ limit cut carries "ended": false, so that its end is not learned. A run that was
 """
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unmask.commands.loading import add_loading, loading
+from unmask.commands.progress import reporter
 from unmask.commands.prompts import Prompt, prompts_from
 from unmask.errors import ConfigError
 from unmask.options import add_flags, given, read
@@ -25,8 +25,6 @@ EXAMPLES = """examples:
   unmask synthesize --make 1000 --seed 1 --out rows.jsonl
 
 A line of a prompts file is {"prompt": text}, {"messages": [...]} or {"prompt_ids": [...]}, or plain text."""
-
-SHARES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args, settings)
     from unmask.synthesize.run import Progress, synthesize
 
-    with _reporter() as report:
+    with reporter(_line) as report:
         for event in synthesize(prompts, args.out, settings, how, resume=args.resume):
             if isinstance(event, Progress):
                 report(event)
@@ -65,33 +63,6 @@ def _prompts(args: argparse.Namespace, settings: Synthesis) -> list[Prompt]:
     if sources.count("-") > 1:
         raise ConfigError("standard input is given twice; leave one - out")
     return [prompt for source in sources for prompt in prompts_from(source)]
-
-
-@contextlib.contextmanager
-def _reporter() -> Iterator[Any]:
-    """A progress bar where someone is watching, else a line per twentieth of the work, both on standard error."""
-    if not sys.stderr.isatty():
-        yield _print_shares
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = [*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(progress: Any) -> None:
-            if progress.doing not in tasks:
-                tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total)
-            bar.update(tasks[progress.doing], completed=progress.done, description=_line(progress))
-
-        yield show
-
-
-def _print_shares(progress: Any) -> None:
-    before, now = ((progress.done - back) * SHARES // progress.total for back in (1, 0))
-    if now > before:
-        print(_line(progress), file=sys.stderr, flush=True)
 
 
 def _line(progress: Any) -> str:

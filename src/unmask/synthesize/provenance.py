@@ -24,14 +24,15 @@ def made_with(
     kept = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
     return {
         "unmask": __version__,
-        "model": _model(checkpoint, loading),
+        "model": model_made_with(checkpoint, loading) | {"mode": "ar"},
         "settings": kept,
         "prompts": {"count": len(prompts), "sha256": _of_prompts(prompts)} if settings.make is None else None,
         "excluded": {file: sha256(Path(file)) for file in settings.exclude},
     }
 
 
-def _model(checkpoint: Checkpoint, loading: dict[str, Any]) -> dict[str, Any]:
+def model_made_with(checkpoint: Checkpoint, loading: dict[str, Any]) -> dict[str, Any]:
+    """All that decides what a model computes."""
     int8 = loading["dtype"] == "int8"
     adapter = checkpoint.path / "adapter_model.safetensors"
     return {
@@ -41,7 +42,6 @@ def _model(checkpoint: Checkpoint, loading: dict[str, Any]) -> dict[str, Any]:
         "dtype": "int8" if int8 else str(checkpoint.dtype).removeprefix("torch."),
         "backbone": loading["backbone"],
         "device": checkpoint.device.type,
-        "mode": "ar",
     }
 
 

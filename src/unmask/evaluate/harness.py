@@ -1,0 +1,126 @@
+"""unmask as a model of lm-eval: its requests become jobs, and what comes back is kept for the report.
+
+Prompts, stop texts and limits are each request's own. A prompt is encoded once: with the chat template already in it no
+token is put before it, else the beginning-of-text token that the tokenizer asks for.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from unmask.config import Decoding
+from unmask.errors import ConfigError
+from unmask.evaluate.asking import Asked, Record, Scored
+from unmask.evaluate.likelihood import encode_pair
+from unmask.text import render
+
+Ask = Callable[[Sequence[Asked] | Sequence[Scored]], dict[int, Record]]
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+DEFAULT_LIMIT = 256
+"""lm-eval's own, for a task that names none."""
+KNOWN = {*LIMITS, "until", "do_sample", "temperature", "top_p", "seed"}
+
+
+@register_model("unmask")
+class UnmaskLM(LM):  # type: ignore[misc]
+    """One contender. decoding: its fields of `Decoding`, of which max_new_tokens bounds what tasks ask for. ask: does
+    jobs, gives a record for each by number. chat: whether the prompts that come are already rendered.
+
+    records: (task, document, request) → what came back. cut: prompts that lost their beginning.
+    """
+
+    def __init__(
+        self, tokenizer: Any, decoding: dict[str, Any], ask: Ask, *, positions: int, chat: bool, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.tokenizer, self.decoding, self.ask, self.positions, self.seed = tokenizer, decoding, ask, positions, seed
+        self.chat = chat
+        self.records: dict[tuple[str, int, int], Record] = {}
+        self.cut = 0
+        self._ignored: set[str] = set()
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """The answers, in the order of the requests."""
+        jobs = [self._asked(number, *request.args) for number, request in enumerate(requests)]
+        return [record["text"] for record in self._done(requests, jobs)]
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """(log probability in nats, whether greedy decoding writes it) of each continuation."""
+        jobs = []
+        for number, request in enumerate(requests):
+            context, continuation = encode_pair(self.tokenizer, *request.args, special=not self.chat)
+            jobs.append(Scored(number, context, continuation))
+        return [(record["log_probability"], record["greedy"]) for record in self._done(requests, jobs)]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Log probability in nats of each whole text."""
+        jobs = []
+        for number, request in enumerate(requests):
+            context, continuation = encode_pair(self.tokenizer, "", request.args[0], special=not self.chat)
+            jobs.append(Scored(number, context, continuation))
+        return [record["log_probability"] for record in self._done(requests, jobs)]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages as text; without a generation prompt the last message is left open, to be gone on with."""
+        rendered: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return rendered
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        return str(self.tokenizer.chat_template or "")
+
+    def _asked(self, number: int, text: str, wanted: dict[str, Any]) -> Asked:
+        """A request as a job. A prompt that is too long loses its beginning, as in lm-eval's own models."""
+        decoding = self._settings(number, wanted)
+        ids = self._encode(text)
+        room = self.positions - decoding.max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"max_new_tokens is {decoding.max_new_tokens}, but the model has {self.positions} positions; lower it"
+            )
+        if len(ids) > room:
+            self.cut += 1
+            ids = ids[-room:]
+        return Asked(number, ids, decoding)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.chat:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return render(self.tokenizer, text, raw=True)
+
+    def _settings(self, number: int, wanted: dict[str, Any]) -> Decoding:
+        """The contender's settings with a request's own limit, stop texts and sampling."""
+        for name in sorted(set(wanted) - KNOWN - self._ignored):
+            self._ignored.add(name)
+            warnings.warn(
+                f"the task's generation setting {name} = {wanted[name]!r} is not known and ignored", stacklevel=2
+            )
+        until = wanted.get("until") or []
+        stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
+        limit = next((int(wanted[name]) for name in LIMITS if wanted.get(name) is not None), DEFAULT_LIMIT)
+        limit = min(limit, self.decoding.get("max_new_tokens", limit))
+        changes: dict[str, Any] = {"stop": stop, "max_new_tokens": limit}
+        if wanted.get("do_sample") and wanted.get("temperature") != 0:
+            changes["temperature"] = float(wanted.get("temperature") or 1.0)
+            changes["top_p"] = float(wanted.get("top_p") or 1.0)
+            changes["seed"] = self.seed + number
+        return Decoding(**{**self.decoding, **changes})
+
+    def _done(self, requests: list[Instance], jobs: Sequence[Any]) -> list[Record]:
+        """The records of jobs; each is kept under its request's document."""
+        found = self.ask(jobs)
+        for number, request in enumerate(requests):
+            self.records[request.task_name, request.doc_id, request.idx] = found[number]
+        return [found[number] for number in range(len(jobs))]

@@ -1,0 +1,270 @@
+"""The run: every contender does every task, through lm-eval; what is answered is on disk at once.
+
+A run that is killed goes on where it was: answers come from the journals, scores are computed anew.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+
+from unmask import __version__
+from unmask.api import Model
+from unmask.errors import CheckpointError, ConfigError
+from unmask.evaluate.asking import Asked, Record, Scored, answer, key_of, likelihood
+from unmask.evaluate.contenders import contenders
+from unmask.evaluate.harness import UnmaskLM
+from unmask.evaluate.items import items_of
+from unmask.evaluate.outcomes import Contender, Kind, Outcome
+from unmask.evaluate.settings import Evaluate
+from unmask.evaluate.tasks import Loaded, load_tasks
+from unmask.journal import Journal, changed, replacement
+from unmask.model.checkpoint import Checkpoint, load_checkpoint
+from unmask.model.files import read_json
+from unmask.model.hf import device_named
+from unmask.spread import Task, Work, need_ray, workers
+from unmask.synthesize.provenance import model_made_with
+
+MAY_CHANGE = ("workers",)
+"""Settings that do not change an answer, so that a run may be continued with others."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An answer of a contender on a task has come. part: which of `parts` pairs of contender and task this is."""
+
+    contender: str
+    task: str
+    done: int
+    total: int
+    part: int
+    parts: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of a run: outcomes, tasks that could not be had with the reason, and what all was made with."""
+
+    outcomes: list[Outcome]
+    skipped: dict[str, str]
+    made_with: dict[str, Any]
+
+
+def evaluate(
+    ref: str,
+    settings: Evaluate,
+    decoding: Mapping[str, Any],
+    loading: dict[str, Any],
+    out: Path,
+    *,
+    resume: bool = False,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Evaluated:
+    """Run everything; `out` keeps the journals. decoding: fields of `Decoding` that were given. loading: the arguments
+    of `api.load` but for the model.
+
+    Raises ConfigError for tasks or modes that cannot be, CheckpointError where `out` holds another run.
+    """
+    if settings.workers > 1:
+        need_ray()
+    loaded = load_tasks(
+        settings.task_names,
+        data_dir=None if settings.data_dir is None else Path(settings.data_dir),
+        limit=settings.limit,
+        seed=settings.seed,
+    )
+    checkpoint = _checkpoint(ref, loading)
+    found = contenders(ref, checkpoint.spec, settings, decoding, loading["batch_size"])
+    parts = [(contender, task) for contender in found for task in _tasks_of(contender, loaded, settings)]
+    run = _Run(settings, loaded, out, tell, len(parts))
+    refs = list(dict.fromkeys(contender.model for contender in found))
+    models = {each: checkpoint if each == ref else _checkpoint(each, loading) for each in refs}
+    made_with = _made_with(models, loading, settings, decoding, loaded)
+    _begin(out, made_with, resume)
+    outcomes = []
+    for each in refs:
+        with workers(models[each], {**loading, "ref": each}, settings.workers) as spread:
+            outcomes += [
+                run.outcome(contender, task, models[each], spread)
+                for contender, task in parts
+                if contender.model == each
+            ]
+    order = {contender.name: place for place, contender in enumerate(found)}
+    outcomes.sort(key=lambda outcome: order[outcome.contender.name])
+    return Evaluated(outcomes, loaded.skipped, made_with)
+
+
+class _Run:
+    """What stays the same from pair to pair of contender and task."""
+
+    def __init__(
+        self, settings: Evaluate, loaded: Loaded, out: Path, tell: Callable[[Progress], None], parts: int
+    ) -> None:
+        self.settings, self.loaded, self.out, self.tell = settings, loaded, out, tell
+        self.part, self.parts = 0, parts
+
+    def outcome(self, contender: Contender, task: str, checkpoint: Checkpoint, spread: Work) -> Outcome:
+        """One contender on one task, scored by lm-eval."""
+        self.part += 1
+        times: list[float] = []
+        chat = self._chat(task, checkpoint)
+        lm = UnmaskLM(
+            checkpoint.tokenizer,
+            {**contender.decoding, "mode": contender.mode},
+            functools.partial(self._ask, contender, task, spread, times),
+            positions=_positions(checkpoint),
+            chat=chat,
+            seed=self.settings.seed,
+        )
+        made = self.loaded.tasks[task]
+        if self.settings.num_fewshot is not None:
+            made.set_config("num_fewshot", self.settings.num_fewshot)
+        made.set_fewshot_seed(self.settings.seed)
+        limit = self.settings.sweep_limit if contender.swept and self.settings.sweep_limit else self.settings.limit
+        result = lm_eval.evaluate(
+            lm,
+            {"tasks": {task: made}},
+            limit=limit,
+            bootstrap_iters=0,
+            apply_chat_template=chat,
+            fewshot_as_multiturn=chat,
+            confirm_run_unsafe_code=True,  # it runs in our sandbox
+        )
+        metric, chosen = self.loaded.main_metric[task]
+        items = items_of(result["samples"][task], lm.records, task, metric, chosen)
+        return Outcome(contender, task, kind_of(made), metric, items, sum(times))
+
+    def _chat(self, task: str, checkpoint: Checkpoint) -> bool:
+        has = bool(getattr(checkpoint.tokenizer, "chat_template", None))
+        if self.settings.chat == "yes" and not has:
+            raise ConfigError(f"chat is 'yes', but {checkpoint.ref} has no chat template; use auto or no")
+        return has and self.settings.chat != "no" and (self.settings.chat == "yes" or self.loaded.chat[task])
+
+    def _ask(
+        self,
+        contender: Contender,
+        task: str,
+        spread: Work,
+        times: list[float],
+        jobs: Sequence[Asked] | Sequence[Scored],
+    ) -> dict[int, Record]:
+        """The records of jobs by number: those of the journal, the others as they come, longest first."""
+        keys = {job.number: key_of(job) for job in jobs}
+        file = self.out / "answers" / file_name(contender.name) / f"{file_name(task)}.jsonl"
+        with Journal(file) as journal:
+            for record in journal:
+                if keys.get(record["number"]) not in (None, record["key"]):
+                    raise CheckpointError(f"{file} has answers to other prompts; give another --out")
+            left = sorted((job for job in jobs if job.number not in journal), key=lambda job: -job.cost)
+            began = last = time.perf_counter()
+            done, tokens = len(jobs) - len(left), 0
+            for record in spread(self._work(contender, jobs), left):
+                now = time.perf_counter()
+                journal.add({**record, "key": keys[record["number"]], "elapsed": now - last})
+                last, done, tokens = now, done + 1, tokens + record.get("tokens", 0)
+                where = (contender.name, task, done, len(jobs), self.part, self.parts)
+                self.tell(Progress(*where, tokens, now - began))
+            records = {record["number"]: record for record in journal if record["number"] in keys}
+        times.append(sum(record["elapsed"] for record in records.values()))
+        return records
+
+    def _work(self, contender: Contender, jobs: Sequence[Any]) -> Task:
+        task: Task = answer
+        if jobs and isinstance(jobs[0], Scored):
+            samples, seed = self.settings.samples, self.settings.seed
+            task = functools.partial(likelihood, mode=contender.mode, samples=samples, seed=seed)
+        return functools.partial(sized, task=task, batch_size=contender.batch_size)
+
+
+def sized(model: Model, jobs: Sequence[Any], *, task: Task, batch_size: int) -> Iterator[Any]:
+    """Do jobs at a batch size."""
+    model.batch_size = batch_size
+    return task(model, jobs)
+
+
+def kind_of(task: Any) -> Kind:
+    """Whether an lm-eval task has text written or likelihoods compared."""
+    return "generation" if task.OUTPUT_TYPE == "generate_until" else "likelihood"
+
+
+def file_name(name: str) -> str:
+    """A name as a file has it; different names stay different."""
+    return "".join(c if c.isalnum() or c in "-_.=" else f"%{ord(c):02x}" for c in name)
+
+
+def _tasks_of(contender: Contender, loaded: Loaded, settings: Evaluate) -> list[str]:
+    """The tasks that a contender does: points of a sweep those of the sweep."""
+    tasks = list(loaded.tasks)
+    if not contender.swept:
+        return tasks
+    asked = settings.sweep_task_names
+    if asked is None:
+        return [task for task in tasks if kind_of(loaded.tasks[task]) == "generation"]
+    unknown = [task for task in asked if task not in tasks and task not in loaded.skipped]
+    if unknown:
+        raise ConfigError(f"sweep_tasks is '{settings.sweep_tasks}', but {unknown[0]} is not among the tasks")
+    return [task for task in tasks if task in asked]
+
+
+def _positions(checkpoint: Checkpoint) -> int:
+    return getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+
+def _checkpoint(ref: str, loading: dict[str, Any]) -> Checkpoint:
+    """A checkpoint without its weights in memory; ConfigError for one that cannot read prompts."""
+    int8 = loading["dtype"] == "int8"
+    checkpoint = load_checkpoint(
+        ref,
+        dtype=None if int8 else loading["dtype"],
+        device=device_named(loading["device"]),
+        mask_id=loading["mask_id"],
+        lightly=True,
+        int8=int8,
+    )
+    if checkpoint.tokenizer is None:
+        raise ConfigError(f"{ref} has no tokenizer, so it cannot read a task's prompts; add one to it")
+    return checkpoint
+
+
+def _made_with(
+    models: Mapping[str, Checkpoint],
+    loading: dict[str, Any],
+    settings: Evaluate,
+    decoding: Mapping[str, Any],
+    loaded: Loaded,
+) -> dict[str, Any]:
+    """All that decides an answer or a score."""
+    return {
+        "unmask": __version__,
+        "lm_eval": lm_eval.__version__,
+        "models": {ref: model_made_with(checkpoint, loading) for ref, checkpoint in models.items()},
+        "settings": {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE},
+        "decoding": dict(decoding),
+        "batch_size": loading["batch_size"],
+        "data": loaded.digests,
+    }
+
+
+def _begin(out: Path, made_with: dict[str, Any], resume: bool) -> None:
+    """Note what a run is made with; where one was begun, it must be the same."""
+    about = out / "about.json"
+    if not about.is_file():
+        if resume:
+            raise CheckpointError(f"{out} holds no run to resume; leave --resume out")
+        with replacement(about) as file:
+            file.write(json.dumps(made_with, indent=1, default=str).encode() + b"\n")
+        return
+    if not resume:
+        raise CheckpointError(f"{out} holds a run; give --resume to continue it, or another --out")
+    if (differs := changed(read_json(about), json.loads(json.dumps(made_with, default=str)))) is not None:
+        key, old, new = differs
+        raise CheckpointError(
+            f"{key} is {new!r}, {out} was begun with {old!r}; resume with the same, or give another --out"
+        )
