@@ -434,6 +434,22 @@ def test_without_a_compiler_doctor_says_so_and_models_run_on_the_universal_backb
     assert cli(*words)[:2] == (0, out)  # the same text from the native one
 
 
+def test_threads_are_those_that_were_asked_for(cli, causal, monkeypatch):
+    before, taken = torch.get_num_threads(), []
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    original = unmask.engine.Engine.step
+    monkeypatch.setattr(
+        unmask.engine.Engine, "step", lambda self: (taken.append(torch.get_num_threads()), original(self))[1]
+    )
+    try:
+        words = ("generate", "--model", causal, "--prompt", "Hello", "--max-new-tokens", 2, "--threads")
+        assert cli(*words, 1)[0] == 0 and set(taken) == {1} and os.environ["OMP_NUM_THREADS"] == "1"
+        assert cli(*words, 3)[0] == 0 and taken[-1] == 3
+        fails(cli(*words, 0), "--threads is 0; allowed: at least 1")
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_our_own_fault_is_exit_code_1_with_a_hint(cli, monkeypatch):
     monkeypatch.setattr("unmask.commands.doctor._machine", lambda: 1 / 0)
     code, _, err = cli("doctor")

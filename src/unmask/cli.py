@@ -19,6 +19,7 @@ COMMANDS = {
     "adapt": "turn an autoregressive model into a block-diffusion one, as a recipe says",
     "generate": "answer prompts",
     "synthesize": "write training text: prompts answered by the base itself",
+    "evaluate": "compare modes, base and fine-tune on tasks, item by item",
     "bench": "measure speed and memory here, beside what else could run the model",
     "doctor": "what this machine can do, what is missing, and whether a model fits",
 }
@@ -99,12 +100,26 @@ def _dispatch(words: list[str]) -> int:
     parser = Parser(prog=f"unmask {name}", description=command.__doc__, epilog=command.EXAMPLES)
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    own = "--threads" in parser._option_string_actions  # adapt's is a key of its recipe
+    if not own:
+        parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; fewer beside other busy programs")
     try:
         args, rest = parser.parse_known_args(parser.standard_input_first(words[1:]))
     except SystemExit as e:  # --help
         return int(e.code or 0)
     parser.reject_unknown(rest)
+    if not own and args.threads is not None:
+        _use_threads(args.threads)
     return command.run(args)
+
+
+def _use_threads(count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"--threads is {count}; allowed: at least 1")
+    os.environ["OMP_NUM_THREADS"] = str(count)  # for processes that this one starts
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def _explain(line: str, code: int, words: list[str]) -> int:
