@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tiny import MASK, full_logits
+from tiny import full_logits
 
 from unmask.api import Model
 from unmask.config import BlockSpec
@@ -54,15 +54,15 @@ class Recorder:
         return logits
 
 
-def log_law(model: Any, tokens: list[int], ends: list[int], position: int, banned: bool = True) -> torch.Tensor:
+def log_law(model: Any, tokens: list[int], ends: list[int], position: int, banned: int | None) -> torch.Tensor:
     """Log-probabilities [vocab] of the token behind `position`."""
     logits = full_logits(model, tokens, ends)[position]
-    if banned:
-        logits[MASK] = -torch.inf
+    if banned is not None:
+        logits[banned] = -torch.inf
     return logits.log_softmax(-1)
 
 
-def chain_rule(model: Any, context: list[int], continuation: list[int], banned: bool = True) -> float:
+def chain_rule(model: Any, context: list[int], continuation: list[int], banned: int | None) -> float:
     tokens = context + continuation
     ends = list(range(1, len(tokens) + 1))
     first = len(context)
@@ -77,15 +77,15 @@ def every_order(model: Any, spec: BlockSpec, context: list[int], continuation: l
     for start in range(first if causal else first // size * size, len(tokens), size):
         clean = [i + 1 if causal else (i // size + 1) * size for i in range(start)]
         if start >= first:
-            total += float(log_law(model, tokens[:start], clean, start - 1)[tokens[start]])
+            total += float(log_law(model, tokens[:start], clean, start - 1, spec.mask_id)[tokens[start]])
         for begin in range(start, start + size, part):
             slots = [i for i in range(begin, begin + part) if max(first, start + 1) <= i < len(tokens)]
-            orders = list(itertools.permutations(slots))
+            orders = list(itertools.permutations(slots)) if slots else []
             for order in orders:
-                written = {i for i in range(start, len(tokens)) if i < min(slots)}
+                written = set(range(start, slots[0]))
                 for slot in order:
-                    shown = [tokens[i] if i in written else MASK for i in range(start, start + size)]
-                    law = log_law(model, tokens[:start] + shown, clean + [start + size] * size, slot - 1)
+                    shown = [tokens[i] if i in written else spec.mask_id for i in range(start, start + size)]
+                    law = log_law(model, tokens[:start] + shown, clean + [start + size] * size, slot - 1, spec.mask_id)
                     total += float(law[tokens[slot]]) / len(orders)
                     written.add(slot)
     return total

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 from scoring import Recorder, chain_rule, complain, every_order, loaded, scores, values
-from tiny import END, MASK, VOCAB, byte_tokenizer, low_rank, native, tiny_model
+from tiny import END, MASK, VOCAB, byte_tokenizer, low_rank, native, on_gpu, tiny_model
 
 from unmask import decode
 from unmask.config import BlockSpec
@@ -44,14 +44,14 @@ def both(model, contract):
 
 
 def test_ar_is_the_chain_rule_on_both_backbones(model):
-    wanted = [chain_rule(model, *pair) for pair in PAIRS]
+    wanted = [chain_rule(model, *pair, banned=MASK) for pair in PAIRS]
     for each in both(model, spec()):
         for mode in ("ar", "verified"):
             torch.testing.assert_close(values(each, PAIRS, mode=mode), torch.tensor(wanted), atol=1e-4, rtol=0)
 
 
 def test_a_plain_model_has_nothing_banned(model):
-    wanted = [chain_rule(model, *pair, banned=False) for pair in PAIRS]
+    wanted = [chain_rule(model, *pair, banned=None) for pair in PAIRS]
     for mode in ("ar", "auto"):
         torch.testing.assert_close(values(loaded(model), PAIRS, mode=mode), torch.tensor(wanted), atol=1e-4, rtol=0)
 
@@ -69,7 +69,7 @@ def test_greedy_is_what_decoding_writes(model):
 
 
 def test_long_inputs_go_in_pieces(model, monkeypatch):
-    pairs = [(list(range(1, 90)), list(range(100, 140))), (list(range(1, 50)), [3])]
+    pairs = [(list(range(1, 50)), list(range(100, 120))), (list(range(1, 30)), [3])]
     for mode in ("ar", "threshold"):
         for context in CONTEXTS:
             whole = values(loaded(model, spec(context)), pairs, mode=mode)
@@ -90,7 +90,7 @@ def test_answers_of_one_question_share_its_context(model):
     found = scores(loaded(model, backbone=recorder), pairs, batch_size=1)
     assert sum(len(feed.tokens) for feed, _ in recorder.calls) == 101 + 3 * 2 + 2
     assert [each.forwards for each in found] == [1] * 5
-    alone = [values(loaded(model), [pair])[0] for pair in pairs]
+    alone = [float(values(loaded(model), [pair])) for pair in pairs]
     assert [each.log_probability for each in found] == pytest.approx(alone, abs=1e-4)
 
 
@@ -98,7 +98,7 @@ def test_answers_of_one_question_share_its_context(model):
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("size, part", [(3, 3), (6, 3), (6, 6), (4, 1), (2, 2)])
+@pytest.mark.parametrize("size, part", [(3, 3), (6, 3), (5, 5), (4, 1), (2, 2)])
 def test_the_expectation_is_the_mean_over_all_orders(model, context, size, part):
     contract = spec(context, size, part)
     wanted = torch.tensor([every_order(model, contract, *pair) for pair in PAIRS[:4]])
@@ -109,19 +109,21 @@ def test_the_expectation_is_the_mean_over_all_orders(model, context, size, part)
         torch.testing.assert_close(torch.tensor([s.log_probability for s in found]), wanted, atol=2e-4, rtol=0)
 
 
-def test_a_tiny_vocabulary_and_a_block_of_three():
-    model = tiny_model(vocab_size=8, initializer_range=0.3)
-    contract = BlockSpec(block_size=3, sub_block_size=3, mask_id=7, context="block")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_tiny_vocabulary_and_a_block_of_three(context):
+    model = tiny_model(vocab_size=8, initializer_range=0.03)
+    contract = BlockSpec(block_size=3, sub_block_size=3, mask_id=7, context=context)
+    each = loaded(model, contract)
     pairs = [([1, 2, 3], [4, 5, 6]), ([1, 2, 3, 4], [5, 6]), ([1], [2, 3])]
-    by_orders = loaded(model, contract)
-    found = values(by_orders, pairs, mode="threshold", samples=7)
-    three = BlockSpec(block_size=3, sub_block_size=1, mask_id=7, context="block")  # one order alone: left to right
-    assert not torch.allclose(found, values(loaded(model, three), pairs, mode="threshold"), atol=1e-3)
-    total = 0.0  # the law over every continuation of two slots sums to 1 along one order, and to at most 1 as a bound
-    for a in range(7):
-        every = [([1], [a, b]) for b in range(7)]
-        total += float(values(by_orders, every, mode="threshold", samples=7).exp().sum())
-    assert 0.5 < total <= 1 + 1e-5
+    found = values(each, pairs, mode="threshold", samples=3)
+    wanted = [every_order(model, contract, *pair) for pair in pairs]
+    assert found.tolist() == pytest.approx(wanted, abs=1e-4)
+    left_to_right = values(each, pairs, mode="threshold", decoding={"sub_block_size": 1})
+    assert not torch.allclose(found, left_to_right, atol=1e-3)
+    every = [([1], [a, b, c]) for a in range(7) for b in range(7) for c in range(7)]
+    law = values(each, every, mode="threshold", decoding={"sub_block_size": 1}, batch_size=64).exp().sum()
+    assert float(law) == pytest.approx(1, abs=1e-4)  # along one order it is a law, the mean over orders a bound
+    assert 0.5 < float(values(each, every, mode="threshold", batch_size=64).exp().sum()) < 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
@@ -159,10 +161,10 @@ def test_o7_03_block_size_one_is_mode_ar(model, context):
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mode", ["ar", "threshold"])
 def test_o7_03_an_untrained_model_finds_every_token_as_likely(context, mode):
-    model = tiny_model(initializer_range=0.01)
+    model = tiny_model(initializer_range=0.002)
     for each in both(model, spec(context)):
         for found in scores(each, PAIRS, mode=mode):
-            assert found.log_probability == pytest.approx(-found.tokens * math.log(VOCAB - 1), rel=0.1)
+            assert found.log_probability == pytest.approx(-found.tokens * math.log(VOCAB - 1), rel=0.05)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -182,7 +184,8 @@ def test_o7_03_the_same_seed_gives_the_same_number(model, context):
         assert alone.log_probability == pytest.approx(first[4].log_probability, abs=1e-4)
         other = drawn(seed=1)
         assert abs(other[4].log_probability - first[4].log_probability) > 1e-3
-        assert [s.standard_error for s in drawn(samples=1)][:4] == [None, None, 0.0, None]
+        single = drawn(samples=1)
+        assert single[0].standard_error is None and single[2].standard_error == 0.0
 
 
 def hidden_reads(model, contract, pair, changed, mode):
@@ -200,7 +203,7 @@ def hidden_reads(model, contract, pair, changed, mode):
 
 def check_nothing_leaks(model, contract, mode):
     """No number whose slot, or any slot that is said to be hidden from it, changes moves."""
-    for context, continuation in PAIRS:
+    for context, continuation in (PAIRS[0], PAIRS[1], PAIRS[3]):
         for place in range(len(continuation)):
             changed = len(context) + place
             other = [*continuation]
@@ -224,7 +227,7 @@ def test_o7_03_no_score_sees_its_target(model, context, mode, size, part):
 
 @pytest.mark.parametrize("context, mode", LEAKS)
 def test_o7_03_a_score_that_does_is_found_out(model, context, mode, monkeypatch):
-    """The control: a draft that shows one of the slots it is asked for, and a causal feed that looks one token ahead."""
+    """The control: a draft that shows a slot that it is asked for, and a causal feed that looks one token ahead."""
     draft, causal = terms.draft, decode.Row.causal
 
     def shows(row, start, hidden, wanted):
@@ -236,7 +239,7 @@ def test_o7_03_a_score_that_does_is_found_out(model, context, mode, monkeypatch)
         return step
 
     monkeypatch.setattr(*((terms, "draft", shows) if mode == "threshold" else (decode.Row, "causal", ahead)))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"\(\(\d+, \d+, \("):
         check_nothing_leaks(model, spec(context), mode)
 
 
@@ -248,15 +251,15 @@ def test_adapters_act_on_drafts_only(model):
     backbones = [
         UniversalBackbone(model, drafting, mask_id=MASK),
         native(model, mask=mask, adapter=adapter),
+        on_gpu(model, mask=mask, adapter=adapter),
     ]
     bare = loaded(model, contract)
     for backbone in backbones:
         each = loaded(model, contract, backbone=backbone)
-        torch.testing.assert_close(
-            values(each, PAIRS, mode="ar"), values(bare, PAIRS, mode="ar"), atol=1e-4, rtol=0
-        )
-    a, b = (values(loaded(model, contract, backbone=backbone), PAIRS, mode="threshold") for backbone in backbones)
+        torch.testing.assert_close(values(each, PAIRS, mode="ar"), values(bare, PAIRS, mode="ar"), atol=1e-4, rtol=0)
+    a, b, c = (values(loaded(model, contract, backbone=backbone), PAIRS, mode="threshold") for backbone in backbones)
     torch.testing.assert_close(a, b, atol=2e-4, rtol=0)
+    torch.testing.assert_close(a, c, atol=2e-4, rtol=0)
     drafts = a - values(bare, PAIRS, mode="threshold")
     assert drafts[2].abs() < 1e-4  # one token: it comes from the commit before
     assert (drafts[[0, 1, 3, 4]].abs() > 1e-2).all()
@@ -270,7 +273,7 @@ def test_adapters_act_on_drafts_only(model):
 def test_o7_03_an_empty_context_is_the_prefix_token(model, mode, context):
     tokenizer = byte_tokenizer(eos_token="<end>")
     each = loaded(model, spec(context), tokenizer)
-    empty, given = values(each, [([], [20, 21, 22]), ([END], [20, 21, 22])], mode=mode)
+    empty, given = values(each, [([], [20, 21, 22]), ([END], [20, 21, 22])], mode=mode).tolist()
     assert empty == pytest.approx(given, abs=1e-5) and empty < -1
     assert encode_pair(each, "", "ab") == ([END], [97, 98])
     assert encode_pair(each, "", "<end>ab") == ([END], [97, 98])
