@@ -275,8 +275,8 @@ def test_o7_03_an_empty_context_is_the_prefix_token(model, mode, context):
     each = loaded(model, spec(context), tokenizer)
     empty, given = values(each, [([], [20, 21, 22]), ([END], [20, 21, 22])], mode=mode).tolist()
     assert empty == pytest.approx(given, abs=1e-5) and empty < -1
-    assert encode_pair(each, "", "ab") == ([END], [97, 98])
-    assert encode_pair(each, "", "<end>ab") == ([END], [97, 98])
+    assert encode_pair(each.checkpoint, "", "ab") == ([END], [97, 98])
+    assert encode_pair(each.checkpoint, "", "<end>ab") == ([END], [97, 98])
     with pytest.raises(RequestError, match="context is empty"):
         score(loaded(model, spec(context)), [([], [20])], mode=mode)
 

@@ -5,15 +5,15 @@ Writes report.json, report.md, report.html and items.jsonl to OUT. A run that wa
 """
 
 import argparse
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from unmask.commands.loading import add_loading, loading
 from unmask.commands.progress import reporter
 from unmask.config import Decoding
-from unmask.errors import ConfigError, MissingExtraError
+from unmask.errors import MissingExtraError
 from unmask.evaluate.settings import Evaluate
 from unmask.options import add_flags, given, read
 
@@ -81,10 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _need_lm_eval() -> None:
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("lm-eval", "eval") from None
+    if find_spec("lm_eval") is None:
+        raise MissingExtraError("lm-eval", "eval")
 
 
 def _step(progress: Any) -> _Step:

@@ -10,7 +10,8 @@ from typing import Any
 from unmask.api import Model
 from unmask.config import Decoding
 from unmask.errors import CapacityError
-from unmask.evaluate.likelihood import score
+from unmask.evaluate.likelihood import score, score_rolling
+from unmask.evaluate.terms import Score
 from unmask.events import Answer, Finished, Request
 from unmask.text import repeated_4grams
 
@@ -32,15 +33,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Scored:
-    """A continuation whose likelihood is wanted, given a context."""
+    """A continuation whose likelihood is wanted, given a context; None: a whole text."""
 
     number: int
-    context: list[int]
+    context: list[int] | None
     continuation: list[int]
 
     @property
     def cost(self) -> int:
-        return len(self.context) + len(self.continuation)
+        return len(self.context or ()) + len(self.continuation)
 
 
 def key_of(job: Asked | Scored) -> str:
@@ -73,12 +74,20 @@ def _of(found: Answer) -> Record:
 
 
 def likelihood(model: Model, jobs: Sequence[Scored], *, mode: str, samples: int, seed: int) -> Iterator[Record]:
-    """A record per continuation, in the order of the jobs."""
-    pairs = [(job.context, job.continuation) for job in jobs]
-    for job, found in zip(jobs, score(model, pairs, mode=mode, samples=samples, seed=seed), strict=True):
-        yield {
-            "number": job.number,
-            "log_probability": found.log_probability,
-            "standard_error": found.standard_error,
-            "greedy": found.greedy,
-        }
+    """A record per continuation, or per whole text where no context is given, in the order in which they are ready."""
+    how: dict[str, Any] = {"mode": mode, "samples": samples, "seed": seed}
+    pairs = [job for job in jobs if job.context is not None]
+    wholes = [job for job in jobs if job.context is None]
+    for place, found in score(model, [(job.context or [], job.continuation) for job in pairs], **how):
+        yield _scored(pairs[place], found)
+    for place, found in score_rolling(model, [job.continuation for job in wholes], **how):
+        yield _scored(wholes[place], found)
+
+
+def _scored(job: Scored, found: Score) -> Record:
+    return {
+        "number": job.number,
+        "log_probability": found.log_probability,
+        "standard_error": found.standard_error,
+        "greedy": bool(found.greedy),
+    }

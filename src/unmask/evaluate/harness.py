@@ -15,8 +15,8 @@ from lm_eval.api.registry import register_model
 from unmask.config import Decoding
 from unmask.errors import ConfigError
 from unmask.evaluate.asking import Asked, Record, Scored
-from unmask.evaluate.likelihood import encode_pair
-from unmask.text import render
+from unmask.evaluate.pairs import encode, encode_pair
+from unmask.model.checkpoint import Checkpoint
 
 Ask = Callable[[Sequence[Asked] | Sequence[Scored]], dict[int, Record]]
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -34,11 +34,11 @@ class UnmaskLM(LM):  # type: ignore[misc]
     """
 
     def __init__(
-        self, tokenizer: Any, decoding: dict[str, Any], ask: Ask, *, positions: int, chat: bool, seed: int = 0
+        self, checkpoint: Checkpoint, decoding: dict[str, Any], ask: Ask, *, positions: int, chat: bool, seed: int = 0
     ) -> None:
         super().__init__()
-        self.tokenizer, self.decoding, self.ask, self.positions, self.seed = tokenizer, decoding, ask, positions, seed
-        self.chat = chat
+        self.checkpoint, self.tokenizer = checkpoint, checkpoint.tokenizer
+        self.decoding, self.ask, self.positions, self.chat, self.seed = decoding, ask, positions, chat, seed
         self.records: dict[tuple[str, int, int], Record] = {}
         self.cut = 0
         self._ignored: set[str] = set()
@@ -50,18 +50,14 @@ class UnmaskLM(LM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """(log probability in nats, whether greedy decoding writes it) of each continuation."""
-        jobs = []
-        for number, request in enumerate(requests):
-            context, continuation = encode_pair(self.tokenizer, *request.args, special=not self.chat)
-            jobs.append(Scored(number, context, continuation))
+        pairs = [encode_pair(self.checkpoint, *request.args, special=not self.chat) for request in requests]
+        jobs = [Scored(number, context, continuation) for number, (context, continuation) in enumerate(pairs)]
         return [(record["log_probability"], record["greedy"]) for record in self._done(requests, jobs)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Log probability in nats of each whole text."""
-        jobs = []
-        for number, request in enumerate(requests):
-            context, continuation = encode_pair(self.tokenizer, "", request.args[0], special=not self.chat)
-            jobs.append(Scored(number, context, continuation))
+        texts = [encode(self.tokenizer, request.args[0], special=False) for request in requests]
+        jobs = [Scored(number, None, text) for number, text in enumerate(texts)]
         return [record["log_probability"] for record in self._done(requests, jobs)]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -84,7 +80,7 @@ class UnmaskLM(LM):  # type: ignore[misc]
     def _asked(self, number: int, text: str, wanted: dict[str, Any]) -> Asked:
         """A request as a job. A prompt that is too long loses its beginning, as in lm-eval's own models."""
         decoding = self._settings(number, wanted)
-        ids = self._encode(text)
+        ids = encode(self.tokenizer, text, special=not self.chat)
         room = self.positions - decoding.max_new_tokens
         if room < 1:
             raise ConfigError(
@@ -94,11 +90,6 @@ class UnmaskLM(LM):  # type: ignore[misc]
             self.cut += 1
             ids = ids[-room:]
         return Asked(number, ids, decoding)
-
-    def _encode(self, text: str) -> list[int]:
-        if self.chat:
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
-        return render(self.tokenizer, text, raw=True)
 
     def _settings(self, number: int, wanted: dict[str, Any]) -> Decoding:
         """The contender's settings with a request's own limit, stop texts and sampling."""

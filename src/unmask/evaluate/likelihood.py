@@ -76,7 +76,7 @@ def score_rolling(model: Model, texts: Sequence[Sequence[int]], **how: Any) -> I
     The perplexity of a text is exp(-log_probability / tokens).
     """
     settings = _settings(model, how.get("mode", "auto"), how.get("decoding") or {}, lambda line: None)
-    prefix = prefix_token(model)
+    prefix = prefix_token(model.checkpoint)
     cut = [list(windows(text, prefix, longest(model.backbone, settings) - 1)) for text in texts]
     found = score(model, [pair for pairs in cut for pair in pairs], **how)
     owner = [number for number, pairs in enumerate(cut) for _ in pairs]
@@ -133,7 +133,7 @@ def _text(model: Model, settings: Resolved, pair: Pair) -> Text:
             value=len(continuation),
             limit=limit - 1,
         )
-    whole = (context or [prefix_token(model)]) + continuation
+    whole = (context or [prefix_token(model.checkpoint)]) + continuation
     tokens = whole[-limit:]
     check_prompt(tokens, 0, model.backbone.vocab_size, limit + 1)
     return Text(tokens, len(tokens) - len(continuation), len(whole) - len(tokens))
