@@ -49,13 +49,13 @@ class Nursery:
         self.process.wait(10)
         self.process.stdout.close()
 
-    def start(self, toml: Path, output: Path, *flags: str, processes: int = 1, split: bool = False) -> None:
+    def start(self, toml: Path, output: Path, *flags: str, processes: int = 1, split: bool = False, zero: int = 0) -> None:
         """`unmask adapt TOML --output OUTPUT FLAGS`, in so many processes."""
         self.number += 1
         port = free_port()
         self.said = self.place / f"said-{self.number}"
         words = ["adapt", str(toml), "--output", str(output), *flags]
-        order = {"words": words, "processes": processes, "port": port, "split": split, "said": str(self.said)}
+        order = {"words": words, "processes": processes, "port": port, "split": split, "zero": zero, "said": str(self.said)}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         self.pids = json.loads(self.process.stdout.readline())
