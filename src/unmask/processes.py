@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import ConfigError, MissingExtraError, UnmaskError
+from unmask.model.zero import load_whole
 from unmask.recipe import Adapt
 
 TRACKERS = ("tensorboard", "wandb")
@@ -49,6 +50,8 @@ def join(recipe: Adapt) -> Any:
         deepspeed_plugin=plugin,
         kwargs_handlers=[InitProcessGroupKwargs(backend=None if there or not plugin else "gloo", timeout=timeout)],
     )
+    if plugin:
+        load_whole()
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise ConfigError(
             f"the launcher started {os.environ['WORLD_SIZE']} processes, but accelerate joined "

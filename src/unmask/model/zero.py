@@ -13,6 +13,13 @@ from torch import Tensor
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def load_whole() -> None:
+    """Let transformers load whole weights although stage 3 is chosen: adapters and mask start from them."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
 def is_divided(parameter: Tensor) -> bool:
     """Whether stage 3 divides this parameter; its data is then empty between forwards."""
     return hasattr(parameter, "ds_id")
