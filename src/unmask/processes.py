@@ -52,6 +52,11 @@ def join(recipe: Adapt) -> Any:
     )
     if plugin:
         load_whole()
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not _is(accelerator, "FSDP"):
+        raise ConfigError(
+            "the launcher names FSDP, which accelerate has for GPUs only, and there is none; launch with "
+            "recipes/accelerate/ddp.yaml, or with deepspeed.yaml to divide weights and optimizer"
+        )
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         raise ConfigError(
             f"the launcher started {os.environ['WORLD_SIZE']} processes, but accelerate joined "
@@ -76,6 +81,9 @@ def _deepspeed(recipe: Adapt) -> Any:
     for name in ("fp16", "bf16"):
         if settings.get(name, {}).get("enabled"):
             raise ConfigError(f"{name} is enabled in DeepSpeed's configuration; leave it out, the recipe's dtype decides")
+    for name in ("optimizer", "scheduler"):
+        if name in settings:
+            raise ConfigError(f"DeepSpeed's configuration has a section '{name}'; leave it out, the recipe decides")
     if plugin.zero_stage == 0:
         raise ConfigError("DeepSpeed's zero_stage is 0, which divides nothing; use 1, 2 or 3, or ddp.yaml")
     if "nvme" in (plugin.offload_optimizer_device, plugin.offload_param_device):
@@ -89,8 +97,9 @@ def _deepspeed(recipe: Adapt) -> Any:
     return plugin
 
 
-def _engine(accelerator: Any) -> bool:
-    return str(accelerator.distributed_type).endswith("DEEPSPEED")
+def _is(accelerator: Any, kind: str) -> bool:
+    """kind: a name of accelerate's DistributedType."""
+    return str(accelerator.distributed_type).endswith(f".{kind}")
 
 
 def share(window: list[list[int]], index: int, count: int) -> list[list[int]]:
@@ -123,7 +132,7 @@ def anywhere(accelerator: Any, said: object) -> bool:
 def exchanging(accelerator: Any, network: Any, last: bool) -> AbstractContextManager[Any]:
     """Around each forward and backward of a step: gradients are exchanged in the last one only (ZeRO from stage 2 on
     must divide them after each)."""
-    if _engine(accelerator):
+    if _is(accelerator, "DEEPSPEED"):
         network.set_gradient_accumulation_boundary(last)
         return nullcontext()
     quiet: AbstractContextManager[Any] = nullcontext() if last else accelerator.no_sync(network)
@@ -132,7 +141,7 @@ def exchanging(accelerator: Any, network: Any, last: bool) -> AbstractContextMan
 
 def backward(accelerator: Any, network: Any, loss: Tensor) -> None:
     """Add the gradients of a loss. accelerate's own call would let DeepSpeed step at once."""
-    if _engine(accelerator):
+    if _is(accelerator, "DEEPSPEED"):
         network.backward(loss, scale_wrt_gas=False)
     else:
         accelerator.backward(loss)
@@ -144,7 +153,7 @@ def update(accelerator: Any, network: Any, optimizer: Any, clip: float, check: C
     `check` is called with the norm and may raise: the weights are then as they were. DeepSpeed measures, clips and
     steps in one call, which does nothing when the norm is not a number.
     """
-    if _engine(accelerator):
+    if _is(accelerator, "DEEPSPEED"):
         check(0.0)
         network.step()
         norm = float(network.get_global_grad_norm())
