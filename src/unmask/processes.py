@@ -80,7 +80,9 @@ def _deepspeed(recipe: Adapt) -> Any:
     settings = plugin.deepspeed_config
     for name in ("fp16", "bf16"):
         if settings.get(name, {}).get("enabled"):
-            raise ConfigError(f"{name} is enabled in DeepSpeed's configuration; leave it out, the recipe's dtype decides")
+            raise ConfigError(
+                f"{name} is enabled in DeepSpeed's configuration; leave it out, the recipe's dtype decides"
+            )
     for name in ("optimizer", "scheduler"):
         if name in settings:
             raise ConfigError(f"DeepSpeed's configuration has a section '{name}'; leave it out, the recipe decides")

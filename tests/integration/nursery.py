@@ -1,7 +1,7 @@
 """Run as a program: imports all that training needs once, then forks a process for every run that it is asked for.
 
-An order is a line of JSON on standard input: {"words", "processes", "port", "split", "zero", "said"}. It answers with the
-numbers of the processes, and when all have ended with their exit codes. What they write goes to the files
+An order is a line of JSON on standard input: {"words", "processes", "port", "split", "zero", "said"}. It answers with
+the numbers of the processes, and when all have ended with their exit codes. What they write goes to the files
 `<said>.<rank>`. A process that hangs ends by itself after `PATIENCE` seconds.
 """
 
