@@ -21,8 +21,9 @@ from unmask.data import Order, Row, Rows, load_rows, packing_of
 from unmask.guard import Guard
 from unmask.model.learner import Learner
 from unmask.model.trainstate import is_split, load_moments, load_weights, save_state, states
+from unmask.model.zero import drives
 from unmask.noising import noised, without_labels
-from unmask.processes import anywhere, exchanging, join, share, summed, together
+from unmask.processes import anywhere, backward, exchanging, join, share, summed, together, update
 from unmask.recipe import Adapt
 from unmask.rundir import add_to_log, cut_log, open_run, read_log
 from unmask.validation import Validation, held_out, validate
@@ -65,6 +66,8 @@ class Run:
 
     def learning(self) -> dict[str, torch.Tensor]:
         """What learns, by name, as the optimizer holds it; a wrapped network may show it otherwise at times."""
+        if drives(_plain(self.optimizer)):
+            return dict(self.learner.trainable())
         [group] = _plain(self.optimizer).param_groups
         return dict(zip(self.learner.trainable(), group["params"], strict=True))
 
@@ -201,13 +204,11 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
         with exchanging(accelerator, run.network, last=number == len(forwards)):
             losses += _backward(run, forward, labels, following)
     losses = summed(accelerator, losses)
-    norm = accelerator.clip_grad_norm_(run.network.parameters(), run.recipe.clip)
-    norm = float(norm.full_tensor() if is_split(norm) else norm)
     loss = losses[0].item() / max(1, labels)
-    run.guard.check(step, window, loss if math.isfinite(float(losses.sum())) else float(losses.sum()), norm)
+    checked = loss if math.isfinite(float(losses.sum())) else float(losses.sum())
+    check = functools.partial(run.guard.check, step, window, checked)
+    norm = update(accelerator, run.network, run.optimizer, run.recipe.clip, check)
     run.guard.remember(step, loss, labels)
-    run.optimizer.step()
-    run.optimizer.zero_grad()
     return Progress(
         step,
         run.recipe.steps,
@@ -240,7 +241,7 @@ def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torc
     share_taught = run.recipe.distill
     loss = ((1 - share_taught) * losses[0] + share_taught * losses[2]) / max(1, labels)
     loss = loss + run.recipe.ar_weight * losses[1] / max(1, following)
-    run.accelerator.backward(loss * run.accelerator.num_processes)
+    backward(run.accelerator, run.network, loss * run.accelerator.num_processes)
     return losses.detach()
 
 

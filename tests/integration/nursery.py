@@ -1,7 +1,7 @@
 """Run as a program: imports all that training needs once, then forks a process for every run that it is asked for.
 
-An order is a line of JSON on standard input: {"words", "processes", "port", "split", "said"}. It answers with the
-numbers of the processes, and when all have ended with their exit codes. What they write goes to the files
+An order is a line of JSON on standard input: {"words", "processes", "port", "split", "zero", "said"}. It answers with
+the numbers of the processes, and when all have ended with their exit codes. What they write goes to the files
 `<said>.<rank>`. A process that hangs ends by itself after `PATIENCE` seconds.
 """
 
@@ -55,6 +55,8 @@ def born(order: dict, rank: int) -> int:
             os.environ.update({name: str(value) for name, value in join.items()})
         if order["split"]:
             split_on_cpu()
+        if order["zero"]:
+            os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE=str(order["zero"]))
         code = main(order["words"])
     finally:
         sys.stdout.flush()

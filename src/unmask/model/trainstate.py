@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import CheckpointError
+from unmask.model import zero
 from unmask.model.adapters import read_tensors
 from unmask.model.files import read_json, replacing
 from unmask.model.learner import Learner, load_trainable
@@ -37,7 +38,7 @@ def save_state(
     `about` must hold the number of steps done. A state of that step that is there already is this one. What a killed
     save left behind is removed. Every process of a run must call this, and one of them writes.
     """
-    weights = {name: whole(p) for name, p in parameters.items()}
+    weights = _weights(parameters, optimizer)
     moments = _moments(parameters, optimizer)
     directory = output / f"state-{about['step']:07d}"
     if not write or directory in states(output):
@@ -62,8 +63,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Whether a process holds a part of this tensor only (a DTensor, as FSDP2 makes them)."""
-    return hasattr(tensor, "full_tensor")
+    """Whether a process holds a part of this tensor only (a DTensor, as FSDP2 makes them, or ZeRO stage 3)."""
+    return hasattr(tensor, "full_tensor") or zero.is_divided(tensor)
 
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -77,7 +78,15 @@ def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(tensor, split.device_mesh, split.placements)
 
 
+def _weights(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    if zero.drives(optimizer):
+        return zero.whole_weights(parameters)
+    return {name: whole(p) for name, p in parameters.items()}
+
+
 def _moments(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    if zero.drives(optimizer):
+        return zero.whole_moments(parameters, optimizer)
     return {
         f"{name}/{moment}": whole(optimizer.state[p][moment])
         for name, p in parameters.items()
@@ -101,11 +110,14 @@ def load_weights(directory: Path, learner: Learner) -> dict[str, Any]:
 def load_moments(directory: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Restore AdamW's moments, after the weights were split over processes."""
     moments = read_tensors(directory / "optimizer.safetensors")
+    wanted = [f"{name}/{moment}" for name in parameters for moment in MOMENTS]
+    if lacking := [key for key in wanted if key not in moments]:
+        raise CheckpointError(f"{directory} lacks '{lacking[0]}'; remove it and resume from an older state")
+    if zero.drives(optimizer):
+        zero.put_moments(parameters, optimizer, moments)
+        return
     for name, parameter in parameters.items():
-        try:
-            found = {moment: moments[f"{name}/{moment}"] for moment in MOMENTS}
-        except KeyError as error:
-            raise CheckpointError(f"{directory} lacks {error}; remove it and resume from an older state") from None
+        found = {moment: moments[f"{name}/{moment}"] for moment in MOMENTS}
         optimizer.state[parameter] = {
             moment: tensor if moment == "step" else _like(tensor, parameter) for moment, tensor in found.items()
         }
