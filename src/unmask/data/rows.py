@@ -132,7 +132,7 @@ def _packed(documents: Chosen, packing: Packing, directory: Path | None, counts:
                 writer.add(*row)
             counts["tokens dropped: the rest of a group"] += rest
         counts["packed rows"] += writer.rows
-        writer.choose(range(writer.rows))
+        writer.choose(np.arange(writer.rows))
         return writer.finish()
 
 

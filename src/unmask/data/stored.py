@@ -1,15 +1,15 @@
 """Encoded rows in flat files: written one behind the other as they are made, read back through a memory map.
 
-A token takes 5 bytes: its id as int32 and its label as one byte. A reader's memory is what it touches, and processes of one
-machine that read the same files share it. `numbers` says which stored rows there are and in which order, so that a row
-that comes several times is stored once.
+A token takes 5 bytes: its id as int32 and its label as one byte. A reader's memory is what it touches, and processes of
+one machine that read the same files share it. `numbers` says which stored rows there are and in which order, so that a
+row that comes several times is stored once.
 """
 
 import mmap
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -88,10 +88,10 @@ def lengths(rows: Sequence[Any]) -> Array:
 
 
 class Writer:
-    """Writes rows as they come, within `with`. directory: where the files are; without names they vanish with the process, however it
-    ends. None: without names, in the system's directory for temporary files.
+    """Writes rows as they come, within `with`; CheckpointError where the disk is full.
 
-    Raises CheckpointError where the disk is full.
+    directory: where the files are; nameless ones vanish with the process, however it ends. None: nameless ones, in the
+    system's directory for temporary files.
     """
 
     def __init__(self, directory: Path | None = None, *, nameless: bool = False) -> None:
@@ -119,9 +119,9 @@ class Writer:
         self._put("labelled", bytes(labelled))
         self._put("starts", array("q", [self._tokens]))
 
-    def choose(self, numbers: Iterable[int]) -> None:
-        """Stored rows that come next, by number from 0."""
-        self._put("numbers", array("q", numbers))
+    def choose(self, numbers: Array) -> None:
+        """Stored rows that come next, Int64 [row], by number from 0."""
+        self._put("numbers", numbers)
 
     def finish(self) -> Chosen:
         """Write what was held back; the rows that were chosen."""
