@@ -66,7 +66,7 @@ def test_lengths_look_at_no_row():
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
-    """40,000 rows of 60 tokens, a few of them dropped: 13 MB on the disk, made in 3 MB; as lists they would be 40 MB."""
+    """40,000 rows of 60 tokens, a few of them dropped: 13 MB on the disk, made in 3 MB; as lists 40 MB."""
     count = 40_000
     (tmp_path / "rows.jsonl").write_text("{}\n" * count)
     monkeypatch.setattr(rows, "parts_of", lambda *_: Parts([]))
