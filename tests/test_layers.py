@@ -15,7 +15,7 @@ LAYERS = [
     {"decode", "data"},
     {"engine", "rundir", "noising", "report", "guard", "journal"},
     {"curves", "processes"},
-    {"validation"},
+    {"validation", "rowsharing"},
     {"adapt"},
     {"api"},
     {"demo", "plan", "spread"},

@@ -104,7 +104,7 @@ def test_rows_are_held_out_by_seed(tmp_path, wanted, count):
     every = rows(20)
     found = [held_out(every, recipe(tmp_path, tmp_path, tmp_path, validation_rows=wanted, seed=s)) for s in (1, 1, 2)]
     for learned, held in found:
-        assert len(held) == count and {id(r) for r in learned + held} == {id(r) for r in every}
+        assert len(held) == count and {id(r) for r in [*learned, *held]} == {id(r) for r in every}
         assert [id(r) for r in learned] == [id(r) for r in every if id(r) in {id(x) for x in learned}]
     chosen = [[id(r) for r in held] for _, held in found]
     assert chosen[0] == chosen[1] and (chosen[0] != chosen[2] or count < 2)

@@ -7,7 +7,7 @@ import functools
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 from unmask.core.streams import StreamBatch, collate
 from unmask.curves import draw_curves
-from unmask.data import Order, Row, Rows, load_rows, packing_of
+from unmask.data import Order, Row
 from unmask.guard import Guard
 from unmask.model.learner import Learner
 from unmask.model.trainstate import is_split, load_moments, load_weights, save_state, states
@@ -25,7 +25,8 @@ from unmask.model.zero import drives
 from unmask.noising import noised, without_labels
 from unmask.processes import anywhere, backward, exchanging, join, share, summed, together, update
 from unmask.recipe import Adapt
-from unmask.rundir import add_to_log, cut_log, open_run, read_log
+from unmask.rowsharing import forget, shared_rows
+from unmask.rundir import add_to_log, check_run, cut_log, open_run, read_log
 from unmask.validation import Validation, held_out, validate
 
 REDRAWN = 60.0
@@ -57,7 +58,7 @@ class Run:
     wrapped."""
 
     recipe: Adapt
-    rows: list[Row]
+    rows: Sequence[Row]
     learner: Learner
     optimizer: Any
     accelerator: Any
@@ -88,12 +89,15 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     output = Path(recipe.output)
     with together(accelerator, output):
         run, done, held = _prepared(recipe, accelerator, resume)
-        yield from _steps(run, done, held)
-        _save_model(run)
+        try:
+            yield from _steps(run, done, held)
+            _save_model(run)
+        finally:
+            forget(recipe, accelerator)
         accelerator.end_training()
 
 
-def _steps(run: Run, done: int, held: list[Row]) -> Iterator[Progress]:
+def _steps(run: Run, done: int, held: Sequence[Row]) -> Iterator[Progress]:
     recipe, accelerator, output, last = run.recipe, run.accelerator, Path(run.recipe.output), None
     for record in read_log(output):
         run.guard.remember(record["step"], record["loss"], record["labels"])
@@ -116,17 +120,17 @@ def _steps(run: Run, done: int, held: list[Row]) -> Iterator[Progress]:
             yield progress
 
 
-def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, list[Row]]:
+def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, Sequence[Row]]:
     """Everything a run needs, read and restored; the number of steps done; the rows for validation."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     output, learner = Path(recipe.output), Learner(recipe)
-    found = _rows(recipe.data, recipe, learner)
+    check_run(output, recipe, resume=resume)
+    found, others = shared_rows(recipe, learner, accelerator)
     rows, held = held_out(found.rows, recipe)
     if held:
         found.counts["held out for validation"] = len(held)
     elif recipe.validation_data:
-        others = _rows(recipe.validation_data, recipe, learner)
         held, found.digests = others.rows, found.digests | others.digests
     open_run(output, recipe, found, resume=resume, write=accelerator.is_main_process)
     optimizer = torch.optim.AdamW(
@@ -143,18 +147,6 @@ def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, 
     if state:
         load_moments(state, run.learning(), _plain(optimizer))
     return run, done, held
-
-
-def _rows(data: tuple[Any, ...], recipe: Adapt, learner: Learner) -> Rows:
-    return load_rows(
-        list(data),
-        learner.tokenizer,
-        max_length=recipe.max_length,
-        truncation=recipe.truncation,
-        stop_ids=learner.spec.stop_ids,
-        seed=recipe.seed,
-        packing=packing_of(recipe, learner.spec.mask_id),
-    )
 
 
 def _plain(optimizer: Any) -> Any:

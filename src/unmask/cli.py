@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import unmask
-from unmask.errors import ConfigError, UnmaskError
+from unmask.errors import ConfigError, ToldError, UnmaskError
 from unmask.options import suggestion
 
 COMMANDS = {
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _plain_warnings():
             return _dispatch(words)
+    except ToldError:
+        return USER
     except UnmaskError as e:
         return _explain(f"error: {e}", USER, words)
     except KeyboardInterrupt as e:

@@ -7,7 +7,8 @@
     ├── DataError              a row of training text or of prompts (file, line, field)
     ├── RequestError           one request (field, value, limit)
     ├── CapacityError          too much work at once
-    └── MissingExtraError      an optional dependency that is not installed
+    ├── MissingExtraError      an optional dependency that is not installed
+    └── ToldError              another process of the same run says what is wrong
 
 `assert` is for our own invariants, never for what a user gave.
 """
@@ -62,3 +63,7 @@ class MissingExtraError(UnmaskError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs '{package}', which is not installed: pip install 'unmask[{extra}]'")
+
+
+class ToldError(UnmaskError):
+    """Another process of the same run has failed and says why; this one ends without a line of its own."""

@@ -32,20 +32,25 @@ MAY_CHANGE = (
 """Recipe keys that a resumed run may change."""
 
 
-def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool, write: bool = True) -> None:
-    """Refuse to overwrite a run, or to resume another one than this; then write what was resolved.
-
-    write: False in all processes of a run but one.
-    """
+def check_run(output: Path, recipe: Adapt, *, resume: bool) -> None:
+    """Refuse to overwrite a run, or to resume one of another recipe."""
     if not resume and states(output):
         raise CheckpointError(
             f"{output} holds a run that got to {states(output)[-1].name}; give --resume to continue it, "
             "or another --output"
         )
+    if resume:
+        _same(output / "recipe.json", json.loads(json.dumps(asdict(recipe))), MAY_CHANGE, "the same recipe")
+
+
+def open_run(output: Path, recipe: Adapt, rows: Rows, *, resume: bool, write: bool = True) -> None:
+    """Refuse to resume a run of other rows; then write what was resolved.
+
+    write: False in all processes of a run but one.
+    """
     sources = {name: dict(counts) for name, counts in rows.sources.items()}
     about = {"counts": dict(rows.counts), "sources": sources, "sha256": rows.digests}
     if resume:
-        _same(output / "recipe.json", json.loads(json.dumps(asdict(recipe))), MAY_CHANGE, "the same recipe")
         _same(output / "rows.json", about, (), "the same data")
     if not write:
         return

@@ -98,7 +98,7 @@ def test_weights_say_how_often_a_row_comes(tmp_path):
     rows = load(Source(path=str(file), weight=2.5), str(other), seed=1)
     often = sorted(texts(rows).count(text) for text in set(texts(rows)))
     assert often == [1] + [2] * 5 + [3] * 5 and rows.sources[str(file)]["added: again, by weight"] == 15
-    assert len({id(row) for row in rows.rows}) == 11  # a row is held once
+    assert len(rows.rows) == 26 and len(rows.rows.rows) == 11  # a row is stored once
     half = load(Source(path=str(file), weight=0.5), seed=1)
     assert len(set(texts(half))) == len(half.rows) == 5 and half.counts["dropped: left out by weight"] == 5
     assert texts(half) == texts(load(Source(path=str(file), weight=0.5), seed=1))

@@ -14,6 +14,7 @@ import unmask
 import unmask.model.checkpoint as checkpoint
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
+from unmask.data import load_rows
 from unmask.errors import CheckpointError, ConfigError, UnmaskError
 from unmask.guard import Guard
 from unmask.model.learner import Learner
@@ -95,7 +96,7 @@ def first_step(settings, rows):
     """Progress and gradient of a run's first step."""
     learner, accelerator = Learner(settings), Accelerator()
     optimizer = Recorder(learner.trainable().values(), lr=1.0)
-    encoded = loop.load_rows(
+    encoded = load_rows(
         [str(rows)], learner.tokenizer, max_length=512, truncation="keep", stop_ids=learner.spec.stop_ids
     ).rows
     progress = loop.train_step(

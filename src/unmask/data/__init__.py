@@ -3,7 +3,20 @@
 from unmask.data.encode import encode
 from unmask.data.order import Order, batches
 from unmask.data.packing import Packing, packing_of
-from unmask.data.rows import Row, Rows, load_rows
+from unmask.data.rows import Rows, load_rows, open_rows
 from unmask.data.sources import read_jsonl
+from unmask.data.stored import Chosen, Row
 
-__all__ = ["Order", "Packing", "Row", "Rows", "batches", "encode", "load_rows", "packing_of", "read_jsonl"]
+__all__ = [
+    "Chosen",
+    "Order",
+    "Packing",
+    "Row",
+    "Rows",
+    "batches",
+    "encode",
+    "load_rows",
+    "open_rows",
+    "packing_of",
+    "read_jsonl",
+]

@@ -5,36 +5,83 @@ a template. An optional "ended": false says that the answer was cut by a length 
 Labels lie on assistant text and its end token, in every assistant turn, and on nothing else.
 """
 
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unmask.errors import DataError
 
-Pieces = list[tuple[list[int], bool]]
-"""Consecutive token ids of a row, and whether they are an answer."""
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+Document = tuple[list[int], list[bool]]
+"""Token ids, and which of them are learned."""
 
 
-def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> tuple[list[int], list[bool]]:
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a row, and whether it is an answer.
+
+    before: the text of the row up to here, with which `words` are tokenised; None: they are tokenised by themselves.
+    closing: ids behind them that no text stands for.
+    """
+
+    before: str | None
+    words: str
+    learned: bool
+    closing: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return (self.before or "") + self.words
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A row before it is tokenised. special: with the tokenizer's own beginning; ended: the last end is learned."""
+
+    parts: list[Part]
+    special: bool = False
+    ended: bool = True
+
+
+def encode(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> Document:
     """ids and labels of one row; stop_ids are the tokens on which the decoder ends an answer."""
+    [document] = tokenised([parts_of(record, tokenizer, stop_ids)], tokenizer)
+    return document
+
+
+def parts_of(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> Parts:
+    """What is to be tokenised of a row. Every fault of a row is found here."""
     if "messages" in record:
-        pieces = chat_pieces(record["messages"], tokenizer, stop_ids)
+        parts = chat_parts(record["messages"], tokenizer, stop_ids)
     elif "prompt" in record or "completion" in record:
-        pieces = plain_pieces(record, tokenizer, stop_ids)
+        parts = plain_parts(record, tokenizer, stop_ids)
     else:
         raise DataError(f"has neither 'messages' nor 'prompt' and 'completion', only {sorted(record)}")
     if not isinstance(record.get("ended", True), bool):
         raise DataError("must be true or false", field="ended")
-    if record.get("ended") is False:
-        pieces[-1] = (pieces[-1][0][:-1], True)
-    return flat(pieces)
+    return Parts(parts, "messages" not in record, record.get("ended", True))
 
 
-def flat(pieces: Pieces) -> tuple[list[int], list[bool]]:
-    """ids and labels of a row, token by token."""
-    ids = [token for tokens, _ in pieces for token in tokens]
-    return ids, [answer for tokens, answer in pieces for _ in tokens]
+def tokenised(rows: Sequence[Parts], tokenizer: Any) -> Iterator[Document]:
+    """ids and labels of rows. All their texts go to the tokenizer at once, which works on them in threads."""
+    found: dict[bool, Iterator[list[int]]] = {}
+    for special in (False, True):
+        texts = [part.text for row in rows if row.special == special for part in row.parts]
+        options = {"add_special_tokens": special, "return_attention_mask": False, "return_token_type_ids": False}
+        found[special] = iter(tokenizer(texts, **options).input_ids if texts else [])
+    for row in rows:
+        ids: list[int] = []
+        labelled: list[bool] = []
+        for part in row.parts:
+            together = next(found[row.special])
+            mine = together if part.before is None else _behind(ids, together, part.words, tokenizer)
+            ids += [*mine, *part.closing]
+            labelled += [part.learned] * (len(ids) - len(labelled))
+        yield (ids, labelled) if row.ended else (ids[:-1], labelled[:-1])
 
 
-def plain_pieces(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
+def plain_parts(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> list[Part]:
     """Prompt, then completion and the tokenizer's end token."""
     for name in ("prompt", "completion"):
         if not isinstance(record.get(name), str):
@@ -43,39 +90,33 @@ def plain_pieces(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ..
     if not record["completion"]:
         raise DataError("is empty: a row needs an answer", field="completion")
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stop_ids else stop_ids[0]
-    before = tokenizer(record["prompt"]).input_ids
-    together = tokenizer(record["prompt"] + record["completion"]).input_ids
-    return [(before, False), ([*_behind(before, together, record["completion"], tokenizer), end], True)]
+    return [Part("", record["prompt"], False), Part(record["prompt"], record["completion"], True, (end,))]
 
 
-def chat_pieces(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> Pieces:
+def chat_parts(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> list[Part]:
     """Split the final render of a chat into what was given and what the assistant wrote, end token included.
 
     Works without generation marks in the template, and with templates that rewrite earlier turns: the answer spans are
     found in the final text, from the header that the template puts before an answer (what `add_generation_prompt`
-    adds) to the end token behind it. Tokens end where a piece ends, as they do when a prompt is served.
+    adds) to the end token behind it. Tokens end where a part ends, as they do when a prompt is served.
     """
     check_messages(messages, tokenizer)
     text = _render(tokenizer, messages)
     header = _header(tokenizer, messages)
     answers = sum(message["role"] == "assistant" for message in messages)
-    parts = text.split(header)
-    if len(parts) != answers + 1:
+    turns = text.split(header)
+    if len(turns) != answers + 1:
         raise DataError(
-            f"the chat template shows {len(parts) - 1} assistant turns for {answers} in 'messages', so the "
+            f"the chat template shows {len(turns) - 1} assistant turns for {answers} in 'messages', so the "
             "answers cannot be told from the rest"
         )
-    pieces: Pieces = []
-    ids: list[int] = []
-    done, given = "", parts[0] + header
-    for number, part in enumerate(parts[1:], start=1):
-        answer, end, mark, given_next = _cut_end(part, tokenizer, stop_ids, last=number == answers)
-        for words, closing, learned in ((given, [], False), (answer, [end], True)):
-            together = tokenizer(done + words, add_special_tokens=False).input_ids
-            pieces.append((_behind(ids, together, words, tokenizer) + closing, learned))
-            ids, done = ids + pieces[-1][0], done + words
-        done, given = done + mark, given_next + header
-    return pieces
+    parts: list[Part] = []
+    done, given = "", turns[0] + header
+    for number, turn in enumerate(turns[1:], start=1):
+        answer, end, mark, given_next = _cut_end(turn, tokenizer, stop_ids, last=number == answers)
+        parts += [Part(done, given, False), Part(done + given, answer, True, (end,))]
+        done, given = done + given + answer + mark, given_next + header
+    return parts
 
 
 def _behind(before: list[int], together: list[int], text: str, tokenizer: Any) -> list[int]:
@@ -147,5 +188,5 @@ def _refuse_special(text: str, tokenizer: Any, name: str) -> None:
     for mark in sorted({token.content for token in tokenizer.added_tokens_decoder.values() if token.special}):
         if mark in text:
             raise DataError(f"holds the control token {mark!r} as text; remove it", field=name)
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if SURROGATE.search(text):
         raise DataError("holds half of a surrogate pair, which is not a character; remove it", field=name)

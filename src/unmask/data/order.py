@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unmask.core.noise import seeded
+from unmask.data.stored import lengths
 from unmask.recipe import Adapt
 
 POOL = 16
@@ -18,7 +19,7 @@ def batches(rows: Sequence[Any], size: int, *, seed: int, epoch: int) -> list[li
 
     Depends on (seed, epoch) alone. The last batch of an epoch may be smaller.
     """
-    return grouped([len(row.ids) for row in rows], size, None, seed=seed, epoch=epoch)
+    return grouped(lengths(rows).tolist(), size, None, seed=seed, epoch=epoch)
 
 
 def grouped(lengths: list[int], size: int, tokens: int | None, *, seed: int, epoch: int) -> list[list[int]]:
@@ -57,7 +58,7 @@ class Order:
     """Step → epoch and the row numbers of its forwards. An epoch's last step may be smaller; no row is left out."""
 
     def __init__(self, rows: Sequence[Any], recipe: Adapt) -> None:
-        self.lengths = [len(row.ids) for row in rows]
+        self.lengths: list[int] = lengths(rows).tolist()
         self.batch_rows, self.batch_tokens = recipe.batch_rows, recipe.batch_tokens
         self.accumulation, self.seed = recipe.accumulation, recipe.seed
         self._epoch, self._batches = -1, list[list[int]]()

@@ -6,11 +6,13 @@ blocks, concatenates documents in groups of 1000, cuts them into rows of L and d
 attention run through, so a document sees the ones before it.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from unmask.data.encode import Pieces, check_messages
+from unmask.data.encode import Document, Part, Parts, check_messages
+from unmask.data.stored import Row
 from unmask.errors import ConfigError, DataError
 from unmask.recipe import Adapt
 
@@ -18,8 +20,6 @@ GROUP = 1000
 """Documents that are concatenated before they are cut."""
 SYSTEM = "You are a helpful assistant."
 START, END = "<|im_start|>", "<|im_end|>"
-Document = tuple[list[int], list[bool]]
-"""Token ids, and which of them are learned."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def packing_of(recipe: Adapt, mask_id: int) -> Packing | None:
     return Packing(recipe.max_length, recipe.block_size if recipe.padding else None, mask_id)
 
 
-def chatml_pieces(record: dict[str, Any], tokenizer: Any) -> Pieces:
+def chatml_parts(record: dict[str, Any], tokenizer: Any) -> Parts:
     """A chat in ChatML, whatever template the tokenizer has; a prompt with its completion is one question and answer.
 
     An answer's label lies on its text, its end token and the newline behind it, in every assistant turn.
@@ -53,15 +53,15 @@ def chatml_pieces(record: dict[str, Any], tokenizer: Any) -> Pieces:
     check_messages(messages, tokenizer)
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": SYSTEM}, *messages]
-    pieces: Pieces = []
+    parts: list[Part] = []
     for message in messages:
         learned, header = message["role"] == "assistant", f"{START}{message['role']}\n"
-        texts = [(header, False)] if learned else []
-        texts.append((("" if learned else header) + f"{message['content']}{END}\n", learned))
-        pieces += [(tokenizer(text, add_special_tokens=False).input_ids, mine) for text, mine in texts]
+        if learned:
+            parts.append(Part(None, header, False))
+        parts.append(Part(None, ("" if learned else header) + f"{message['content']}{END}\n", learned))
     if record.get("ended") is False:
         raise DataError("is false, but the paper's packing has no cut answers; leave the row out", field="ended")
-    return pieces
+    return Parts(parts)
 
 
 def filled(document: Document, size: int, mask_id: int) -> Document:
@@ -71,17 +71,14 @@ def filled(document: Document, size: int, mask_id: int) -> Document:
     return ids + [mask_id] * count, labelled + [False] * count
 
 
-def packed(documents: list[Document], packing: Packing) -> tuple[list[Document], int]:
-    """(rows of exactly `length` tokens, how many tokens at the ends of groups were dropped)."""
-    rows: list[Document] = []
-    dropped, length = 0, packing.length
+def packed(documents: Sequence[Row], packing: Packing) -> Iterator[tuple[list[Document], int]]:
+    """Of each group: (rows of exactly `length` tokens, how many tokens at its end were dropped)."""
+    length = packing.length
     for first in range(0, len(documents), GROUP):
-        group = documents[first : first + GROUP]
+        group = [(row.ids.tolist(), row.labelled.tolist()) for row in documents[first : first + GROUP]]
         if packing.fill is not None:
             group = [filled(document, packing.fill, packing.mask_id) for document in group]
         ids = list(chain.from_iterable(ids for ids, _ in group))
         labelled = list(chain.from_iterable(labelled for _, labelled in group))
         whole = len(ids) // length * length
-        rows += [(ids[at : at + length], labelled[at : at + length]) for at in range(0, whole, length)]
-        dropped += len(ids) - whole
-    return rows, dropped
+        yield [(ids[at : at + length], labelled[at : at + length]) for at in range(0, whole, length)], len(ids) - whole

@@ -59,8 +59,7 @@ class Records:
         if not self.source.path.startswith(HUB) and not path.is_dir() and path.suffix not in BUILDERS:
             if self.source.config or self.source.split:
                 raise ConfigError(f"{path} is a JSONL file; leave out config and split")
-            yield from read_jsonl(self.source.path)
-            self._hash.update(path.read_bytes())
+            yield from read_jsonl(self.source.path, self._hash)
             return
         for number, record in enumerate(_dataset(self.source), start=1):
             self._hash.update(json.dumps(record, sort_keys=True, default=str).encode())
@@ -117,15 +116,9 @@ def _split(found: Any, source: Source) -> Any:
     return found[wanted]
 
 
-def read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each non-empty line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError("there is no such file", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read as UTF-8 text ({error})", file=path) from None
-    for number, line in enumerate(text.split("\n"), start=1):
+def read_jsonl(path: str, hashed: Any = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each non-empty line. hashed: takes in the whole file, however many lines are read."""
+    for number, line in enumerate(_lines(path, hashed), start=1):
         if not line.strip():
             continue
         try:
@@ -135,3 +128,19 @@ def read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(record, dict):
             raise DataError(f"is a JSON {type(record).__name__}, not an object", file=path, line=number)
         yield number, record
+
+
+def _lines(path: str, hashed: Any) -> Iterator[str]:
+    """The lines of a text file, without their ends, one at a time."""
+    try:
+        if hashed is not None:
+            with Path(path).open("rb") as file:
+                while piece := file.read(1 << 20):
+                    hashed.update(piece)
+        with Path(path).open(encoding="utf-8") as text:
+            for line in text:
+                yield line.removesuffix("\n")
+    except FileNotFoundError:
+        raise DataError("there is no such file", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read as UTF-8 text ({error})", file=path) from None

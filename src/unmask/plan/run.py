@@ -1,5 +1,6 @@
 """A recipe's plan. Where its data or its base's tokenizer are not at hand, what the recipe alone determines."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
@@ -47,12 +48,14 @@ class Plan:
 
     sources: a count of each reason by source. labels: answer tokens per step. epochs: None where rows were not read.
     tokens: of the whole run. positions: fed per step, all streams. learning: values that learn. memory: of one device
-    that holds everything. efficiency: share of the peak that the times expect.
+    that holds everything. rows_bytes: of the encoded rows on the disk, in a file that all processes of a machine
+    share. efficiency: share of the peak that the times expect.
     """
 
     unread: str | None
     sources: dict[str, dict[str, int]]
     rows: int | None
+    rows_bytes: int | None
     steps: int
     epochs: float | None
     tokens_per_step: Amount
@@ -88,6 +91,7 @@ def plan(recipe: Adapt, on: list[str] | None = None, *, measure: bool = True) ->
         unread,
         {name: dict(counts) for name, counts in rows.sources.items()},
         len(rows.rows) or None,
+        rows.bytes or None,
         recipe.steps,
         _epochs(recipe, looked) if unread is None else None,
         tokens,
@@ -133,7 +137,7 @@ def _longest(recipe: Adapt) -> Row:
     return Row(torch.zeros(recipe.max_length, dtype=torch.long), every)
 
 
-def _fed(recipe: Adapt, rows: list[Row], mask_id: int, *, known: bool) -> tuple[Fed, Fed, Amount, Amount]:
+def _fed(recipe: Adapt, rows: Sequence[Row], mask_id: int, *, known: bool) -> tuple[Fed, Fed, Amount, Amount]:
     """What a mean step and the largest forward put into the network, and tokens and labels per step."""
     causal = recipe.context == "causal" or recipe.objective == "next-token"
     sampled = rows[:: -(-len(rows) // SAMPLE)]
@@ -147,10 +151,10 @@ def _fed(recipe: Adapt, rows: list[Row], mask_id: int, *, known: bool) -> tuple[
         size = recipe.batch_tokens or recipe.batch_rows * recipe.max_length
         whole, labels = size * recipe.accumulation, size * recipe.accumulation
         return per_token.times(whole), per_token.times(size), Amount(whole, whole), Amount(labels, labels)
-    order, answers = Order(rows, recipe), [int(row.labelled[1:].sum()) for row in rows]
+    order = Order(rows, recipe)
     windows = [order.at(step)[1] for step in range(1, min(recipe.steps, LOOKED_AT) + 1)]
     tokens = [sum(order.lengths[n] for part in window for n in part) for window in windows]
-    labelled = [sum(answers[n] for part in window for n in part) for window in windows]
+    labelled = [sum(int(rows[n].labelled[1:].sum()) for part in window for n in part) for window in windows]
     largest = max(sum(order.lengths[n] for n in part) for window in windows for part in window)
     return (
         per_token.times(mean(tokens)),
@@ -160,7 +164,7 @@ def _fed(recipe: Adapt, rows: list[Row], mask_id: int, *, known: bool) -> tuple[
     )
 
 
-def _epochs(recipe: Adapt, rows: list[Row]) -> float:
+def _epochs(recipe: Adapt, rows: Sequence[Row]) -> float:
     """Times that all rows are seen; the share of a last, unfinished epoch by its steps."""
     order, step = Order(rows, recipe), 0
     epoch = 0

@@ -15,7 +15,8 @@ def lines(plan: Plan) -> Iterator[str]:
         for reason, count in sorted(counts.items(), key=lambda pair: (pair[0] != "kept", pair[0])):
             yield f"             {count:>9,} {reason}"
     if plan.rows is not None:
-        yield f"rows         {plan.rows:,} in an epoch, {plan.epochs:.2f} epochs"
+        size = _bytes(plan.rows_bytes or 0)
+        yield f"rows         {plan.rows:,} in an epoch, {plan.epochs:.2f} epochs; {size} on the disk of output"
     yield f"tokens       {_amount(plan.tokens_per_step)} a step, {plan.tokens:,.0f} in {plan.steps:,} steps"
     yield f"labels       {_amount(plan.labels_per_step)} a step"
     yield f"positions    {plan.positions_per_step:,.0f} fed a step, all streams together"
