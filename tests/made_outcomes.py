@@ -21,7 +21,18 @@ def contender(mode: str, role: str = "model", **swept: object) -> Contender:
 def scored(who: Contender, scores: Sequence[float], task: str = "gsm8k", *, tpf: float = 1.0, rate: float = 50.0):
     """An outcome with these scores: answers of 20 tokens, `tpf` tokens a forward, `rate` tokens a second."""
     items = [
-        Item(n, f"question {n}", f"answer {score}", f"{n}", score, {"score": score}, 20, round(20 / tpf), 20 / rate, "stop")
+        Item(
+            n,
+            f"question {n}",
+            f"answer {score}",
+            f"{n}",
+            score,
+            {"score": score},
+            20,
+            round(20 / tpf),
+            20 / rate,
+            "stop",
+        )
         for n, score in enumerate(scores)
     ]
     return Outcome(who, task, "generation", "exact_match", items, 20 * len(scores) / rate)
@@ -96,7 +107,11 @@ def sweeps() -> list[tuple[Contender, tuple[float, float, float]]]:
     for size in (4, 8, 16):
         for batch in (1, 32):
             for cache in (False, True):
-                how = (0.02 + size / 400, 2 + size // 8, 30 * (1 + batch / 10) * (1 + size / 40) * (1.1 if cache else 1))
+                how = (
+                    0.02 + size / 400,
+                    2 + size // 8,
+                    30 * (1 + batch / 10) * (1 + size / 40) * (1.1 if cache else 1),
+                )
                 swept = {"sub_block_size": size, "batch_size": batch, "sub_block_cache": cache}
                 found.append((contender("threshold", **swept), how))
     for context, rate in {1024: 80, 2048: 72, 4096: 60}.items():

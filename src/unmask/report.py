@@ -25,12 +25,14 @@ COLOURS = ("#3b82f6", "#e8743b", "#12a37a", "#c45ad0", "#b8860b", "#ef4b5f", "#0
 MARKERS = "osD^vPX*"
 STYLE = """:root{color-scheme:light dark;--page:#fff;--text:#1b1f24;--line:#d0d7de;--soft:#f3f5f8;--mark:#ffe08a}
 @media(prefers-color-scheme:dark){:root{--page:#0d1117;--text:#e6edf3;--line:#3d444d;--soft:#161b22;--mark:#6b4f00}}
-body{font:16px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem}
+body{font:16px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
 body{color:var(--text);background:var(--page)}
 h1{font-size:1.7rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.5rem}.wide{overflow-x:auto;margin:1rem 0}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.92rem}
+td,th{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
+td.long{text-align:left;white-space:normal;min-width:16rem}
 td:first-child,th:first-child{text-align:left;position:sticky;left:0;background:var(--page)}
+@media(max-width:40rem){td:first-child,th:first-child{white-space:normal;min-width:6rem;max-width:8rem}}
 .plots{display:flex;flex-wrap:wrap;gap:1rem}figure{margin:0;flex:0 1 32rem;min-width:min(100%,20rem)}
 svg{max-width:100%;height:auto}svg text{font-family:system-ui,sans-serif!important}
 details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
@@ -197,7 +199,7 @@ def svg(title: str, x: str, series: Series, log: bool | str = False, y: str = ""
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     drawn = buffer.getvalue()
     label = html.escape(f"{title}: {', '.join(series)}, by {x}; the table holds the numbers")
-    drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor").replace("<text ", '<text fill="currentColor" ')
+    drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
     return drawn.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
@@ -258,8 +260,11 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _table(section: Section) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in section.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(shown(cell))}</td>" for cell in row) + "</tr>" for row in section.rows
-    )
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in section.rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(section.title)}">{table}</div>'
+
+
+def _cell(cell: Any) -> str:
+    text = shown(cell)
+    return f"<td{' class=long' if len(text) > 36 else ''}>{html.escape(text)}</td>"

@@ -1,4 +1,7 @@
-"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open."""
+"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open.
+
+Where a gate has measured the model (`model.admissible`), mode auto keeps to what passed it.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
@@ -6,6 +9,7 @@ from typing import Literal
 
 from unmask.config import COLD, BlockSpec, Decoding
 from unmask.errors import RequestError
+from unmask.model.admissible import Admissible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,27 @@ def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] 
         "stop_ids": declared if wanted.stop_ids is None else wanted.stop_ids,
     }
     return Resolved(**{f.name: getattr(wanted, f.name) for f in fields(Decoding)} | open_)
+
+
+def admitted(wanted: Decoding, spec: BlockSpec | None, record: Admissible | None) -> tuple[Decoding, str]:
+    """The settings that mode auto may use under the model's gate, and what was changed and why, in one line.
+
+    Only where auto takes mode threshold with rule threshold: a threshold below the lowest admissible one is raised to
+    it; where none is admissible, mode ar is taken. Anything else, and a model without a record, stays as it is ("").
+    """
+    if record is None or spec is None or wanted.mode != "auto" or _mode(wanted, spec) != "threshold":
+        return wanted, ""
+    rule, threshold = wanted.rule_parameter()
+    if rule != "threshold" or threshold is None:
+        return wanted, ""
+    if record.lowest is None:
+        why = f"no threshold kept within {record.points:g} points of mode ar when the model was evaluated"
+        return replace(wanted, mode="ar"), f"mode auto takes ar: {why}; --mode threshold overrides"
+    if threshold >= record.lowest:
+        return wanted, ""
+    why = f"the lowest that kept within {record.points:g} points of mode ar when the model was evaluated"
+    raised = replace(wanted, rule="threshold", threshold=record.lowest)
+    return raised, f"threshold {threshold:g} is raised to {record.lowest:g}, {why}; --mode threshold overrides"
 
 
 def _sizes(wanted: Decoding, spec: BlockSpec) -> tuple[int, int]:

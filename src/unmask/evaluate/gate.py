@@ -110,7 +110,8 @@ def gate_section(verdicts: Sequence[Verdict], outcomes: Sequence[Outcome]) -> Se
         ("setting", "tasks", "to ar, points", "verdict", "items", "items needed"),
     )
     called = labels(outcomes)
-    for v in verdicts:
+    rows = [v for group in _by_contender(verdicts) for v in (group if len(group) > 2 else group[:1])]
+    for v in rows:  # one task alone is what all tasks are
         section.row(called[v.contender.name], v.scope, points(v.difference), v.state, v.difference.items, v.needed)
     section.figures["gate_held"] = float(held(verdicts))
     return section

@@ -22,8 +22,8 @@ def batch_size(contender: Contender) -> int:
 
 
 def swept_text(contender: Contender) -> str:
-    """The swept settings as people read them: "threshold 0.7, sub_block_cache off"."""
-    return ", ".join(f"{name} {value_text(value)}" for name, value in contender.swept.items())
+    """The swept settings as people read them: "threshold 0.7, sub block cache off"."""
+    return ", ".join(f"{name.replace('_', ' ')} {value_text(value)}" for name, value in contender.swept.items())
 
 
 def value_text(value: Any) -> str:

@@ -18,7 +18,7 @@ STYLE = """<style>.answers{display:grid;grid-template-columns:repeat(auto-fit,mi
 .answers>div,.asked{background:var(--soft);padding:.6rem;border-radius:.4rem;overflow-wrap:anywhere}
 .text{white-space:pre-wrap;font:13px/1.45 ui-monospace,monospace}.item{border-left:3px solid var(--line);margin:.6rem 0;
 padding:.2rem 0 .2rem .8rem}.head{font-size:.85rem;margin-bottom:.4rem}mark{background:var(--mark);color:inherit;
-border-bottom:2px solid}select{font:inherit;padding:.2rem}</style>"""
+border-bottom:2px solid}del{opacity:.6}select{font:inherit;padding:.2rem}</style>"""
 SCRIPT = """<script>document.getElementById("task").addEventListener("change",e=>{
 document.querySelectorAll("details[data-task]").forEach(d=>{d.hidden=e.target.value!==""&&d.dataset.task!==e.target.value;
 d.open=d.dataset.task===e.target.value})})</script>"""
@@ -31,7 +31,8 @@ def samples_section(outcomes: Sequence[Outcome]) -> Section:
     names = [task for task in tasks(outcomes) if any(o.task == task and o.kind == "generation" for o in outcomes)]
     about = (
         f"Up to {SAMPLES} items of each task: first those that one mode gets right and another wrong, then those with "
-        "other words, then the rest. Words that mode ar does not have in that place are marked."
+        "other words, then the rest. Words that mode ar does not have there are marked, words that only mode ar "
+        "has are struck out."
     )
     chosen = "".join(f"<option>{html.escape(task)}</option>" for task in names)
     filter_ = f'<label>Task <select id="task"><option value="">all</option>{chosen}</select></label>'
@@ -92,10 +93,13 @@ def _cut(text: str) -> str:
 
 
 def marked(other: str, text: str) -> str:
-    """`text` as HTML, with <mark> around the words that `other` does not have in that place."""
+    """`text` as HTML: <mark> around words that `other` does not have in that place, <del> around those it has more."""
     before, words = (re.findall(r"\S+|\s+", each) for each in (other, text))
     parts = []
-    for kind, _, _, start, stop in difflib.SequenceMatcher(None, before, words, autojunk=False).get_opcodes():
-        piece = html.escape("".join(words[start:stop]))
+    steps = difflib.SequenceMatcher(None, before, words, autojunk=False).get_opcodes()
+    for kind, lost, lost_end, start, stop in steps:
+        piece, gone = html.escape("".join(words[start:stop])), html.escape("".join(before[lost:lost_end]))
+        if kind == "delete" and gone.strip():
+            parts.append(f"<del>{gone}</del>")
         parts.append(f"<mark>{piece}</mark>" if kind in ("replace", "insert") and piece.strip() else piece)
     return "".join(parts)

@@ -4,6 +4,7 @@ thresholds (Figure 4), batch sizes (Figure 5), context lengths (Figure 8); and a
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from unmask.config import Decoding
 from unmask.evaluate import paper
 from unmask.evaluate.outcomes import Contender, Outcome
 from unmask.evaluate.pairing import (
@@ -15,6 +16,7 @@ from unmask.evaluate.pairing import (
     per_forward,
     per_second,
     scores,
+    settings,
     tasks,
     value_text,
 )
@@ -93,7 +95,7 @@ def _section(names: tuple[str, ...], swept: list[Contender], outcomes: Sequence[
         for what, cells in _rows(line, outcomes):
             section.row(f"{_line_name(key)}: {what}", *(cells.get(place) for place in places))
     for what, row in published.items():
-        section.row(f"{what} {paper.MARK}", *(row.get(place) for place in places))
+        section.row(f"{what} {paper.MARK}", *(f"{row[place]:g}" if place in row else None for place in places))
     _plots(section, across, lines, outcomes)
     return section
 
@@ -173,9 +175,15 @@ def speed_section(outcomes: Sequence[Outcome]) -> Section:
 
 
 def on_the_curve(outcomes: Sequence[Outcome], mode: str) -> list[Contender]:
-    """The model's own settings in `mode` that differ in the threshold alone."""
-    found = (each for each in contenders(outcomes) if each.role == "model" and each.mode == mode)
-    return [each for each in found if set(each.swept) <= {"threshold"}]
+    """The model's own settings in `mode` that differ in the threshold alone, each threshold once: with most tasks."""
+    found: dict[float, Contender] = {}
+    for each in contenders(outcomes):
+        if each.role == "model" and each.mode == mode and set(each.swept) <= {"threshold"}:
+            threshold = settings(each).get("threshold", Decoding.threshold)
+            other = found.get(threshold)
+            if other is None or len(of(outcomes, each)) > len(of(outcomes, other)):
+                found[threshold] = each
+    return list(found.values())
 
 
 def curve(outcomes: Sequence[Outcome], mode: str) -> list[tuple[float, Estimate]]:
@@ -195,25 +203,28 @@ def area_section(outcomes: Sequence[Outcome]) -> Section:
         "Accuracy and parallelism",
         "Score over tokens per forward, by the thresholds that were run; mode ar stands at 1. The area counts "
         "parallelism by the score that is kept: 1 is mode ar, 3 would be three tokens per forward without any loss, "
-        "and parallelism beyond a loss counts for ever less (docs/evaluate.md has the formula).",
+        "and parallelism beyond a loss counts for ever less (docs/evaluate.md has the formula). All: the tasks that "
+        "every point was run on.",
         ("task and mode", "ar, score %", "tok/forward: score %", "area"),
     )
     every, series = generation(outcomes), {}
     ar = next((each for each in mains(every) if each.role == "model" and each.mode == "ar"), None)
     modes = dict.fromkeys(each.mode for each in contenders(every) if each.role == "model" and each.mode != "ar")
+    lines = {mode: on_the_curve(every, mode) for mode in modes}
+    alike = [each for line in lines.values() for each in line]
+    shared = [task for task in tasks(of(every, ar)) if all(_on(every, each, task) for each in alike)] if ar else []
     for mode in modes if ar is not None else ():
         assert ar is not None
-        line = on_the_curve(every, mode)
-        shared = [task for task in tasks(of(every, ar)) if all(_on(every, each, task) for each in line)]
         for task in ("all", *tasks(of(every, ar))):
-            part = [outcome for outcome in every if outcome.task == task or (task == "all" and outcome.task in shared)]
+            part = [outcome for outcome in every if outcome.task in (shared if task == "all" else (task,))]
             found = curve(part, mode)
             if not found:
                 continue
             anchor = scores(of(part, ar))
             size = area(anchor.value, [(forward, each.value) for forward, each in found])
             told = ", ".join(f"{forward:.2f}: {each.value:.1f}" for forward, each in found)
-            section.row(f"{task}, {mode}", f"{anchor.value:.1f}", told, size)
+            name = f"all ({', '.join(shared)})" if task == "all" else task
+            section.row(f"{name}, {mode}", f"{anchor.value:.1f}", told, size)
             if size is not None:
                 section.figures[f"{task}_{mode}_area"] = size
             if task == "all":

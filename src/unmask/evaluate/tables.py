@@ -159,7 +159,7 @@ def short_section(outcomes: Sequence[Outcome]) -> Section:
         (
             "model and mode",
             "score, %",
-            "mean of tasks, %",
+            "task mean, %",
             "to ar",
             "to base",
             "to plain",
