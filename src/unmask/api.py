@@ -13,13 +13,13 @@ from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
-from unmask.model.admissible import Admissible, read_admissible
+from unmask.model.admissible import read_admissible
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.choose import BACKBONES, backbone_for
 from unmask.model.hf import device_named
 from unmask.options import read, read_toml
 from unmask.recipe import Adapt
-from unmask.resolve import Resolved, admitted, resolve
+from unmask.resolve import Admissible, Resolved, admitted, resolve
 from unmask.text import render
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]

@@ -1,15 +1,14 @@
 """What a request gets: its own settings, and the checkpoint's contract for all that it leaves open.
 
-Where a gate has measured the model (`model.admissible`), mode auto keeps to what passed it.
+Where a gate has measured the model (`Admissible`), mode auto keeps to what passed it.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from unmask.config import COLD, BlockSpec, Decoding
 from unmask.errors import RequestError
-from unmask.model.admissible import Admissible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +19,30 @@ class Resolved(Decoding):
     block_size: int
     sub_block_size: int
     stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """Thresholds that passed the gate, those that were refused, and those that had too few items to decide.
+
+    points: the loss against mode ar that was allowed. items: how many were compared. tasks: which. made_with: versions,
+    machine and settings of the run. fingerprint: of the weights it was run on; filled in when it is written.
+    """
+
+    thresholds: tuple[float, ...]
+    refused: tuple[float, ...]
+    undecided: tuple[float, ...]
+    points: float
+    items: int
+    tasks: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest threshold that passed and above which none was refused; None where there is none."""
+        floor = max(self.refused, default=-1.0)
+        return min((threshold for threshold in self.thresholds if threshold > floor), default=None)
 
 
 def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:

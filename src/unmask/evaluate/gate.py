@@ -14,8 +14,9 @@ from unmask.evaluate.outcomes import Contender, Outcome
 from unmask.evaluate.pairing import SWITCHES, ar_of, changes, contenders, generation, of, settings, tasks
 from unmask.evaluate.statistics import Estimate, items_needed, pooled
 from unmask.evaluate.tables import labels, points
-from unmask.model.admissible import Admissible, write_admissible
+from unmask.model.admissible import write_admissible
 from unmask.report import Section
+from unmask.resolve import Admissible
 
 NOT_HELD = 3
 """Exit code of the command where the gate is not held: nobody's mistake, so neither 1 nor 2."""

@@ -88,13 +88,15 @@ def macro_score(groups: Sequence[Sequence[float]]) -> Estimate:
 
 
 def _means(values: Sequence[float]) -> np.ndarray:
-    """Means of `RESAMPLES` draws of as many values, float64 [RESAMPLES].
-
-    How often each distinct value comes up in a draw is multinomial, which is cheaper than drawing item by item.
-    """
+    """Means of `RESAMPLES` draws of as many values, float64 [RESAMPLES]."""
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), size=RESAMPLES)
-    return drawn @ distinct / len(values)
+    return _drawn(distinct, counts / len(values), len(values))
+
+
+def _drawn(distinct: np.ndarray, shares: np.ndarray, items: int) -> np.ndarray:
+    """Means of draws of `items` values. How often each distinct value comes up in a draw is multinomial, which is
+    cheaper than drawing item by item."""
+    return np.random.default_rng(SEED).multinomial(items, shares, size=RESAMPLES) @ distinct / items
 
 
 def _estimate(value: float, means: np.ndarray, items: int) -> Estimate:
@@ -103,27 +105,26 @@ def _estimate(value: float, means: np.ndarray, items: int) -> Estimate:
 
 
 def items_needed(changes: Sequence[float], margin: float) -> int | None:
-    """How many items like these would put the lower end of `difference` at or above -margin; None where none would.
+    """About how many items like these would put the lower end of `difference` at or above -margin; None where none do.
 
-    Takes the mean and the spread of the changes as they are, and the normal form of the interval. None where the mean
-    itself is at or below -margin.
+    None where the mean itself is at or below -margin. The normal form of the interval gives the start, from which the
+    number rises in steps of 2% until the bootstrap agrees.
     """
     mean, square = float(np.mean(changes)), float(np.mean(np.square(changes)))
     if mean <= -margin:
         return None
+    distinct, counts = np.unique(np.asarray([*changes, 1.0, -1.0], dtype=float), return_counts=True)
+    imagined = np.isin(distinct, (-1.0, 1.0))
+    shares = (counts - imagined) / len(changes)
 
     def low(items: int) -> float:
-        middle = items * mean / (items + 2)
-        return middle - Z * math.sqrt(max((items * square + 2) / (items + 2) - middle**2, 0.0) / (items + 2))
+        return float(np.percentile(_drawn(distinct, (shares * items + imagined) / (items + 2), items + 2), 2.5))
 
-    most = 1
-    while low(most) < -margin:
-        most *= 2
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if low(middle) >= -margin else (middle, most)
-    return most
+    spread = Z * math.sqrt(max(square - mean**2, 0.0))
+    items = math.ceil(max((spread / (margin + mean)) ** 2, 1.0))
+    while items < 10**7 and low(items) < -margin:
+        items = math.ceil(items * 1.02) + 1
+    return items
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

@@ -4,44 +4,20 @@ The record lies in the model's own directory, where that is one of the user's an
 folder under the fingerprint of the weights. It names that fingerprint, and counts for no other weights.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from unmask.errors import CheckpointError
 from unmask.model.files import read_json
 from unmask.model.sources import DEMO, home
+from unmask.resolve import Admissible
 
 NAME = "admissible.json"
 STRETCH, STRETCHES = 2**16, 64
-
-
-@dataclass(frozen=True)
-class Admissible:
-    """Thresholds that passed the gate, those that were refused, and those that had too few items to decide.
-
-    points: the loss against mode ar that was allowed. items: how many were compared. tasks: which. made_with: versions,
-    machine and settings of the run. fingerprint: of the weights it was run on; filled in when it is written.
-    """
-
-    thresholds: tuple[float, ...]
-    refused: tuple[float, ...]
-    undecided: tuple[float, ...]
-    points: float
-    items: int
-    tasks: tuple[str, ...] = ()
-    made_with: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: str = ""
-
-    @property
-    def lowest(self) -> float | None:
-        """The lowest threshold that passed and above which none was refused; None where there is none."""
-        floor = max(self.refused, default=-1.0)
-        return min((threshold for threshold in self.thresholds if threshold > floor), default=None)
 
 
 def fingerprint(directory: Path) -> str:
@@ -66,7 +42,7 @@ def write_admissible(record: Admissible, model: str, directory: Path) -> Path:
     CheckpointError where it cannot be written.
     """
     print_ = fingerprint(directory)
-    file = directory / NAME if _users_own(model, directory) else _cached(print_)
+    file = directory / NAME if _users_own(model, directory) else home() / "admissible" / _file_name(print_)
     text = json.dumps(asdict(record) | {"fingerprint": print_}, indent=2, default=str) + "\n"
     fresh = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
@@ -83,16 +59,16 @@ def read_admissible(model: str, directory: Path) -> Admissible | None:
 
     CheckpointError for a damaged file.
     """
-    own, cache = directory / NAME, home() / "admissible"
-    if not own.is_file() and not cache.is_dir():
+    own, places = directory / NAME, [directory / NAME]
+    with contextlib.suppress(CheckpointError):  # there is no home directory
+        places.insert(1 if _users_own(model, directory) else 0, home() / "admissible")
+    if not own.is_file() and not any(place.is_dir() for place in places):
         return None
     print_ = fingerprint(directory)
-    files = [own, _cached(print_)]
-    for file in files if _users_own(model, directory) else reversed(files):
-        if file.is_file():
-            record = _record(file)
-            if record.fingerprint == print_:
-                return record
+    for place in places:
+        file = place if place == own else place / _file_name(print_)
+        if file.is_file() and (record := _record(file)).fingerprint == print_:
+            return record
     return None
 
 
@@ -102,8 +78,8 @@ def _users_own(model: str, directory: Path) -> bool:
     return named.is_dir() and named.resolve() == directory.resolve() != DEMO.resolve() and os.access(directory, os.W_OK)
 
 
-def _cached(print_: str) -> Path:
-    return home() / "admissible" / f"{print_[:32]}.json"
+def _file_name(print_: str) -> str:
+    return f"{print_[:32]}.json"
 
 
 def _record(file: Path) -> Admissible:
