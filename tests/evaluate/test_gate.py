@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from dataclasses import replace
 
 import pytest
 from made_outcomes import contender, scored
@@ -82,6 +83,17 @@ def test_a_task_with_few_items_does_not_fail_what_all_together_pass():
     outcomes = ran(8000, threshold=(0, 0)) + ran(20, task="ifeval", threshold=(0, 0))
     assert {v.scope: v.state for v in gate(outcomes, 1.0)}["ifeval"] == "too few items"
     assert held(gate(outcomes, 1.0))
+
+
+def test_a_task_scored_by_likelihood_does_not_decide():
+    """Masked estimates are another way of scoring, which no threshold changes."""
+    worse = [
+        replace(scored(who, right(1000, lost), "mmlu"), kind="likelihood") for who, lost in ((AR, 0), (THRESHOLD, 300))
+    ]
+    verdicts = gate([*ran(threshold=(0, 0)), *worse], 1.0)
+    assert [(v.scope, v.state, v.decides) for v in verdicts][2] == ("mmlu", "failed", False)
+    assert held(verdicts) and admissible(verdicts, {}).thresholds == (0.9,)
+    assert verdicts[0].difference.items == 2000
 
 
 def test_base_and_plain_fine_tune_are_not_gated_and_ar_is_needed():

@@ -4,7 +4,7 @@ What passed is stored with the model (`model.admissible`), so that mode `auto` a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class Verdict:
     state: passed where the interval's lower end is at or above -points; failed where the difference itself is below
         it; else too few items to decide
     needed: with too few, about how many items like these would decide it
+    decides: whether it counts for the gate; not where the task is scored by likelihood, which decodes nothing
     """
 
     contender: Contender
@@ -39,6 +40,7 @@ class Verdict:
     points: float
     state: State
     needed: int | None = None
+    decides: bool = True
 
     @property
     def passed(self) -> bool:
@@ -46,8 +48,8 @@ class Verdict:
 
     @property
     def proved_worse(self) -> bool:
-        """Whether the whole interval lies beyond the margin."""
-        return self.difference.high < -self.points
+        """Whether the whole interval lies beyond the margin, on a task that counts."""
+        return self.decides and self.difference.high < -self.points
 
     def line(self, name: str) -> str:
         """In words: "threshold, threshold 0.7, all: −1.9 [−3.5, −0.4] points: failed"."""
@@ -59,8 +61,8 @@ class Verdict:
 def gate(outcomes: Sequence[Outcome], points: float) -> list[Verdict]:
     """A verdict for each mode and setting of the model but ar: over all generation tasks, then task by task.
 
-    A contender without any generation item that mode ar did too is not in the list. ConfigError where `points` is not
-    above 0, or where the model has no outcome in mode ar.
+    A task scored by likelihood has a verdict that does not decide. A contender without any generation item that mode
+    ar did too is not in the list. ConfigError where `points` is not above 0, or where mode ar was not run.
     """
     if not points > 0:
         raise ConfigError(f"gate is {points}; allowed: above 0 (points of the score)")
@@ -68,6 +70,7 @@ def gate(outcomes: Sequence[Outcome], points: float) -> list[Verdict]:
     if tested and not any(ar_of(each, outcomes) for each in tested):
         raise ConfigError("the gate compares with mode ar, which was not run; add ar to --modes")
     found: list[Verdict] = []
+    decoded = ("all", *tasks(generation(outcomes)))
     for each in tested:
         ar = ar_of(each, outcomes)
         for task in ("", *tasks(of(outcomes, each))):
@@ -75,7 +78,7 @@ def gate(outcomes: Sequence[Outcome], points: float) -> list[Verdict]:
             groups = changes(outcomes, each, ar, kind=kind, task=task)
             if any(groups):
                 found.append(_verdict(each, task or "all", [change for group in groups for change in group], points))
-    return found
+    return [replace(verdict, decides=verdict.scope in decoded) for verdict in found]
 
 
 def _verdict(contender: Contender, scope: str, changed: list[float], margin: float) -> Verdict:
@@ -107,13 +110,14 @@ def gate_section(verdicts: Sequence[Verdict], outcomes: Sequence[Outcome]) -> Se
         "Passed: the whole 95% interval of the paired difference lies above the margin. Failed: the difference itself "
         "lies below it. Too few items: the interval reaches beyond the margin; so many items would decide. The gate is "
         "held where every mode passes over all tasks and none is proved worse on one; points of a sweep only say which "
-        "settings are admissible. Gate held: " + ("yes." if held(verdicts) else "no."),
+        "settings are admissible, and likelihood does not decide. Gate held: " + ("yes." if held(verdicts) else "no."),
         ("setting", "tasks", "to ar, points", "verdict", "items", "items needed"),
     )
     called = labels(outcomes)
     rows = [v for group in _by_contender(verdicts) for v in (group if len(group) > 2 else group[:1])]
     for v in rows:  # one task alone is what all tasks are
-        section.row(called[v.contender.name], v.scope, points(v.difference), v.state, v.difference.items, v.needed)
+        scope = v.scope if v.decides else f"{v.scope} (likelihood)"
+        section.row(called[v.contender.name], scope, points(v.difference), v.state, v.difference.items, v.needed)
     section.figures["gate_held"] = float(held(verdicts))
     return section
 
