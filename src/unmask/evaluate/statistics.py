@@ -1,7 +1,7 @@
 """Scores with their uncertainty: intervals, paired differences, percentiles, the area under accuracy and parallelism.
 
 All intervals are two-sided at 95%. A bootstrap draws items with replacement `RESAMPLES` times from a fixed seed
-(Efron 1979, percentile method), so that the same outcomes give the same interval on every machine.
+(Efron 1979, percentile method), so that the same outcomes give the same interval again.
 """
 
 import math
