@@ -1,7 +1,7 @@
 """What Fast-dLLM v2 (arXiv 2509.26328) prints, to stand beside our own numbers: other models, on an A100.
 
-Scores in percent. Figure 1a is read off the picture, all else is printed as a number. Table 2 compares ways of training,
-which is what `compare` does with two reports.
+Scores in percent. Figure 1a is read off the picture, all else is printed as a number. Table 2 compares ways of
+training, which is what `compare` does with two reports.
 """
 
 MARK = "(paper)"
