@@ -1,10 +1,11 @@
 import json
+import re
 import sys
 
 import pytest
 
 from unmask.errors import CheckpointError
-from unmask.report import Report, Section, shown, svg
+from unmask.report import INK, Plot, Report, Section, shown, svg
 
 
 def section():
@@ -17,9 +18,8 @@ def section():
 
 
 def test_missing_cells_are_left_out_of_plots():
-    assert section().plots == [
-        ("Speed & size", "n", {"ours": [(1.0, 2.0), (2.0, 1234.5)], "theirs": [(2.0, 0.123456)]}, False)
-    ]
+    series = {"ours": [(1.0, 2.0), (2.0, 1234.5)], "theirs": [(2.0, 0.123456)]}
+    assert section().plots == [Plot("Speed & size", "n", series)]
 
 
 def test_cells_as_people_read_them():
@@ -66,3 +66,28 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
 def test_without_matplotlib_the_page_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'unmask[bench]'" in svg("t", "x", {"a": [(1.0, 2.0)]}, False)
+
+
+def test_plots_take_the_colour_of_the_page_and_say_what_they_show():
+    drawn = svg("Speed <x>", "n", {"ours": [(1.0, 2.0, 1.5, 2.5), (4.0, 3.0, 2.0, 3.5)]}, "x", "tok/s")
+    assert "currentColor" in drawn and INK not in drawn
+    assert '<svg role="img" aria-label="Speed &lt;x&gt;: ours, by n; the table holds the numbers" ' in drawn
+    assert re.search(r"<text [^>]*>tok/s</text>", drawn)  # text, not outlines
+    assert drawn == svg("Speed <x>", "n", {"ours": [(1.0, 2.0, 1.5, 2.5), (4.0, 3.0, 2.0, 3.5)]}, "x", "tok/s")
+
+
+def test_a_section_may_have_no_table_and_markup_of_its_own(tmp_path):
+    report = Report(
+        "t", {}, {}, [Section("Samples", "Look.", markup="<b>here</b>")], about={"made_with": {"torch": "2"}}
+    )
+    report.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<p>Look.</p><b>here</b>" in page and "<table" not in page
+    assert json.loads((tmp_path / "report.json").read_text())["made_with"] == {"torch": "2"}
+    assert "<summary>made with</summary>" in page and "|" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_plot_without_points_is_left_out():
+    made = Section("t", "a", ("n",))
+    made.lines("t", "n", {"ours": []})
+    assert made.plots == []

@@ -1,6 +1,8 @@
 """The Python interface: a loaded model that streams and generates."""
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
+from unmask.model.admissible import read_admissible
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.choose import BACKBONES, backbone_for
 from unmask.model.hf import device_named
 from unmask.options import read, read_toml
 from unmask.recipe import Adapt
-from unmask.resolve import Resolved, resolve
+from unmask.resolve import Admissible, Resolved, admitted, resolve
 from unmask.text import render
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
@@ -27,6 +30,7 @@ class Model:
 
     def __init__(self, checkpoint: Checkpoint, backbone: Any, batch_size: int) -> None:
         self.checkpoint, self.backbone, self.batch_size = checkpoint, backbone, batch_size
+        self.told: set[str] = set()
 
     @property
     def spec(self) -> BlockSpec | None:
@@ -35,6 +39,11 @@ class Model:
     @property
     def tokenizer(self) -> Any | None:
         return self.checkpoint.tokenizer
+
+    @functools.cached_property
+    def admissible(self) -> Admissible | None:
+        """What `unmask evaluate --gate` found of this model's thresholds; None where it was not run."""
+        return read_admissible(self.checkpoint.ref, self.checkpoint.path)
 
     def stream(
         self, prompt: Prompt, *, raw: bool = False, provisional: bool = False, **decoding: Any
@@ -62,14 +71,26 @@ class Model:
         return Request(prompt_ids=self.encode(prompt, raw), decoding=settings)
 
     def decoding(self, **fields: Any) -> Decoding:
-        """Checked settings for this model, from fields of `Decoding`; raises for what it can serve to no prompt."""
-        settings = read(Decoding, fields)
+        """Checked settings for this model, from fields of `Decoding`; raises for what it can serve to no prompt.
+
+        Mode auto keeps to what the model's gate admits, and warns once where that changes something.
+        """
+        settings = self._admitted(read(Decoding, fields))
         self.resolved(settings)
         return settings
 
+    def _admitted(self, settings: Decoding) -> Decoding:
+        if settings.mode != "auto" or self.spec is None or self.spec.context != "block":
+            return settings
+        kept, change = admitted(settings, self.spec, self.admissible)
+        if change and change not in self.told:
+            self.told.add(change)
+            warnings.warn(change, UserWarning, stacklevel=2)
+        return kept
+
     def resolved(self, settings: Decoding) -> Resolved:
         """What a request with these settings gets; RequestError where they contradict the model."""
-        full = resolve(settings, self.spec, self.checkpoint.stop_ids)
+        full = resolve(self._admitted(settings), self.spec, self.checkpoint.stop_ids)
         if any(full.stop) and self.tokenizer is None:
             raise RequestError(
                 f"stop strings need a tokenizer, {self.checkpoint.ref} has none; use stop_ids", field="stop"

@@ -60,7 +60,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 2 the user's input, 130 interrupted, 1 our fault."""
+    """Run the command line; returns the exit code: 0 done, 2 the user's input, 3 a gate that is not held,
+    130 interrupted, 1 our fault."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _plain_warnings():
@@ -143,7 +144,7 @@ def _overview() -> str:
         '  unmask generate --prompt "Why is the sky blue?"\n'
         "  unmask generate --help\n\n"
         "A model is `demo`, a directory, a Hugging Face hub id, or a .gguf file. Exit codes: 0 done, 2 wrong input,\n"
-        "130 interrupted, 1 a fault of unmask."
+        "3 a gate that is not held, 130 interrupted, 1 a fault of unmask."
     )
 
 

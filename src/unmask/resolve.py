@@ -1,8 +1,11 @@
-"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open."""
+"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open.
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+Where a gate has measured the model (`Admissible`), mode auto keeps to what passed it.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from unmask.config import COLD, BlockSpec, Decoding
 from unmask.errors import RequestError
@@ -16,6 +19,30 @@ class Resolved(Decoding):
     block_size: int
     sub_block_size: int
     stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """Thresholds that passed the gate, those that were refused, and those that had too few items to decide.
+
+    points: the loss against mode ar that was allowed. items: how many were compared. tasks: which. made_with: versions,
+    machine and settings of the run. fingerprint: of the weights it was run on; filled in when it is written.
+    """
+
+    thresholds: tuple[float, ...]
+    refused: tuple[float, ...]
+    undecided: tuple[float, ...]
+    points: float
+    items: int
+    tasks: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest threshold that passed and above which none was refused; None where there is none."""
+        floor = max(self.refused, default=-1.0)
+        return min((threshold for threshold in self.thresholds if threshold > floor), default=None)
 
 
 def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:
@@ -35,6 +62,27 @@ def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] 
         "stop_ids": declared if wanted.stop_ids is None else wanted.stop_ids,
     }
     return Resolved(**{f.name: getattr(wanted, f.name) for f in fields(Decoding)} | open_)
+
+
+def admitted(wanted: Decoding, spec: BlockSpec | None, record: Admissible | None) -> tuple[Decoding, str]:
+    """The settings that mode auto may use under the model's gate, and what was changed and why, in one line.
+
+    Only where auto takes mode threshold with rule threshold: a threshold below the lowest admissible one is raised to
+    it; where none is admissible, mode ar is taken. Anything else, and a model without a record, stays as it is ("").
+    """
+    if record is None or spec is None or wanted.mode != "auto" or _mode(wanted, spec) != "threshold":
+        return wanted, ""
+    rule, threshold = wanted.rule_parameter()
+    if rule != "threshold" or threshold is None:
+        return wanted, ""
+    if record.lowest is None:
+        why = f"no threshold kept within {record.points:g} points of mode ar when the model was evaluated"
+        return replace(wanted, mode="ar"), f"mode auto takes ar: {why}; --mode threshold overrides"
+    if threshold >= record.lowest:
+        return wanted, ""
+    why = f"the lowest that kept within {record.points:g} points of mode ar when the model was evaluated"
+    raised = replace(wanted, rule="threshold", threshold=record.lowest)
+    return raised, f"threshold {threshold:g} is raised to {record.lowest:g}, {why}; --mode threshold overrides"
 
 
 def _sizes(wanted: Decoding, spec: BlockSpec) -> tuple[int, int]:
