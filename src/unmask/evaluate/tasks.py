@@ -5,6 +5,7 @@ JSONL file of one's own. Data come from the hub, or from local files in its plac
 """
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,11 @@ from unmask.evaluate.standins import Files, splits
 
 DATA = "UNMASK_DATA"
 """The environment variable that names the directory of local data where no flag does."""
+FOLDERS = (
+    *("gsm8k", "minerva_math", "humaneval", "mbpp", "ifeval", "mmlu/default", "gpqa/zeroshot", "arc", "hellaswag"),
+    *("piqa", "openbookqa", "super_glue/boolq", "commonsense_qa", "siqa", "asdiv"),
+)
+"""Where lm-eval keeps the tasks of our table. All its folders are looked through only for a name that is not there."""
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 # Tasks of ours that are a community task with other settings: base, and what differs.
@@ -107,21 +113,13 @@ def load_tasks(
     """
     if find_spec("lm_eval") is None:
         raise MissingExtraError("lm_eval", "evaluate")
-    from lm_eval.tasks import TaskManager
-
     given = os.environ.get(DATA)
     files = Files(data_dir or (Path(given) if given else None))
     if files.directory and not files.directory.is_dir():
         raise ConfigError(f"the data directory {files.directory} does not exist; name one that does, or none")
     loaded = Loaded(code=CodeEval(workers, allow_weaker), digests=files.digests, notes=files.notes)
-    manager = TaskManager()
     for name in dict.fromkeys(names):
-        known = name in manager.task_index or name in VARIANTS or name in OWN or name in GROUPS
-        if not (known or _is_puzzle(name) or _is_file(name)):
-            raise ConfigError(
-                f"there is no task '{name}'; see docs/evaluate.md, or `lm-eval ls tasks` for the community's names"
-            )
-        _add(name, loaded, manager, files, limit, seed, scorer)
+        _add(name, loaded, files, limit, seed, scorer)
     for name, task in loaded.tasks.items():
         task.set_fewshot_seed(seed)
         loaded.main_metric[name] = main_metric(name, task)
@@ -129,7 +127,7 @@ def load_tasks(
     return loaded
 
 
-def _add(name: str, loaded: Loaded, manager: Any, files: Files, limit: int | None, seed: int, scorer: str) -> None:
+def _add(name: str, loaded: Loaded, files: Files, limit: int | None, seed: int, scorer: str) -> None:
     """Put the task or tasks of one name into `loaded`, or the reason why they are not there."""
     try:
         with _quiet(), _data(files), in_place_of_code_eval(loaded.code), ready_for_ifeval(files):
@@ -143,11 +141,11 @@ def _add(name: str, loaded: Loaded, manager: Any, files: Files, limit: int | Non
                 found = {name: _made({"task": name, **OWN[name]})}
             elif name in VARIANTS:
                 base, changes = VARIANTS[name]
-                whole = manager.load([base])["tasks"][base].config.to_dict(keep_callable=True)
+                whole = _community(base)[base].config.to_dict(keep_callable=True)
                 del whole["fewshot_config"]  # made anew from the changed settings
                 found = {name: _made({**whole, **changes, "task": name})}
             else:
-                found = manager.load([GROUPS.get(name, name)])["tasks"]
+                found = _community(GROUPS.get(name, name))
     except (UnmaskError, AssertionError):
         raise
     except Exception as error:
@@ -175,6 +173,28 @@ def _problem(task: Any, code: CodeEval) -> str:
     return ""
 
 
+def _community(name: str) -> dict[str, Any]:
+    """lm-eval's task of this name, or the tasks of its group; ConfigError where it has none."""
+    for everywhere in (False, True):
+        manager = _manager(everywhere)
+        if name in manager.task_index:
+            found: dict[str, Any] = manager.load([name])["tasks"]
+            return found
+    raise ConfigError(
+        f"there is no task '{name}'; see docs/evaluate.md, or `lm-eval ls tasks` for the community's names"
+    )
+
+
+@functools.cache
+def _manager(everywhere: bool) -> Any:
+    import lm_eval.tasks
+
+    if everywhere:
+        return lm_eval.tasks.TaskManager()
+    root = Path(lm_eval.tasks.__file__).parent
+    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=[root / each for each in FOLDERS])
+
+
 def _made(settings: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Any:
     """A task of ours; rows: its test split, where it is not read from a data set."""
     from lm_eval.api.task import ConfigurableTask
@@ -191,7 +211,7 @@ def _dataset(parts: dict[str, list[dict[str, Any]]]) -> Any:
     made = {split: Dataset.from_list(rows) for split, rows in parts.items() if rows}
     features = next(iter(made.values())).features
     empty = Dataset.from_dict({name: [] for name in features}, features=features)
-    return DatasetDict({split: made.get(split, empty) for split in ("train", "validation", "test", *made)})
+    return DatasetDict({split: made.get(split, empty) for split in ("train", "dev", "validation", "test", *made)})
 
 
 @contextlib.contextmanager
