@@ -174,12 +174,13 @@ def test_o7_03_the_same_seed_gives_the_same_number(model, context):
         def drawn(each=each, **how):
             return scores(each, PAIRS, **{"mode": "threshold", "samples": 2, **how})
 
+        exact = each.backbone.ragged  # such a backbone computes the same bits in any company
         first = drawn(batch_size=1)
         assert first[0].standard_error > 0
         for found in (drawn(batch_size=2), drawn(batch_size=5)):
             for a, b in zip(first, found, strict=True):
-                assert b.log_probability == pytest.approx(a.log_probability, abs=1e-4)
-                assert b.standard_error == pytest.approx(a.standard_error, abs=1e-4)
+                assert b.log_probability == pytest.approx(a.log_probability, abs=0 if exact else 1e-4)
+                assert b.standard_error == pytest.approx(a.standard_error, abs=0 if exact else 1e-4)
         [alone] = scores(each, PAIRS[4:], mode="threshold", samples=2)  # nor do the other pairs matter
         assert alone.log_probability == pytest.approx(first[4].log_probability, abs=1e-4)
         other = drawn(seed=1)
