@@ -45,7 +45,7 @@ class Nursery:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process.stdout.close()
 
     def start(
