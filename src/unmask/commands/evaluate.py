@@ -5,6 +5,7 @@ Writes report.json, report.md, report.html and items.jsonl to OUT. A run that wa
 """
 
 import argparse
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from unmask.commands.loading import add_loading, loading
 from unmask.commands.progress import reporter
 from unmask.config import Decoding
-from unmask.errors import MissingExtraError
+from unmask.errors import ConfigError, MissingExtraError
 from unmask.evaluate.settings import Evaluate
 from unmask.options import add_flags, given, read
 
@@ -28,7 +29,6 @@ EXAMPLES = """examples:
 
 A line of a task's FILE.jsonl is {"prompt": text, "target": text} or {"messages": [...], "target": text}."""
 
-GATE_CLOSED = 3
 OWN = ("mode", "seed", "stop", "stop_ids", "temperature", "top_p")
 """Fields of `Decoding` that tasks or the settings of the evaluation decide."""
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recommend",
         metavar="points=X|speed=X",
-        help="from the sweeps: the fastest setting that loses at most X points, or the best at X times the speed of ar",
+        help="from the sweeps: the fastest setting that loses at most X points, or the best with X tokens/s or more",
     )
     add_flags(parser.add_argument_group("what is compared"), Evaluate)
     add_flags(parser.add_argument_group("decoding"), Decoding, skip=OWN)
@@ -70,19 +70,17 @@ def run(args: argparse.Namespace) -> int:
     read(Decoding, decoding, flags=decoding)
     how = loading(args)
     ref = how.pop("ref")
-    _need_lm_eval()
+    if find_spec("lm_eval") is None:
+        raise MissingExtraError("lm-eval", "eval")
+    floor = _floor(args.recommend)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars, beside our own
     from unmask.evaluate.run import evaluate
 
     with reporter(_line) as show:
         found = evaluate(
             ref, settings, decoding, how, args.out, resume=args.resume, tell=lambda progress: show(_step(progress))
         )
-    return _reported(found, args)
-
-
-def _need_lm_eval() -> None:
-    if find_spec("lm_eval") is None:
-        raise MissingExtraError("lm-eval", "eval")
+    return _reported(ref, found, floor, args)
 
 
 def _step(progress: Any) -> _Step:
@@ -93,3 +91,45 @@ def _step(progress: Any) -> _Step:
 def _line(step: _Step) -> str:
     speed = f", {step.tokens / max(step.seconds, 1e-9):.0f} tokens/s" if step.tokens else ""
     return f"{step.doing}: {step.done}/{step.total}{speed}"
+
+
+def _floor(text: str | None) -> dict[str, float]:
+    """`--recommend` as the arguments of `recommend`."""
+    if text is None:
+        return {}
+    name, _, value = text.partition("=")
+    try:
+        return {{"points": "floor_points", "speed": "floor_speed"}[name]: float(value)}
+    except (KeyError, ValueError):
+        raise ConfigError(f"--recommend is '{text}'; allowed: points=NUMBER or speed=NUMBER") from None
+
+
+def _reported(ref: str, found: Any, floor: dict[str, float], args: argparse.Namespace) -> int:
+    """Write and print the report; the exit code is that of the gate."""
+    from unmask.evaluate import gate, recommend, report
+
+    verdicts = [] if args.gate is None else gate.gate(found.outcomes, args.gate)
+    more = [] if args.gate is None else [gate.gate_section(verdicts, found.outcomes)]
+    if floor:
+        more.append(recommend.recommend_section(recommend.recommend(found.outcomes, **floor), found.outcomes))
+    settings = found.made_with["settings"] | {"decoding": found.made_with["decoding"], "model": ref}
+    made = report.write(
+        found.outcomes, found.skipped, settings, found.made_with, args.out, title=f"unmask evaluate: {ref}", more=more
+    )
+    print(made.sections[0].text())
+    print(f"wrote {args.out}/report.json, report.md, report.html and items.jsonl")
+    if args.gate is None:
+        return 0
+    stored = gate.store(verdicts, ref, found.directory, found.made_with)
+    if stored is not None:
+        print(f"thresholds that mode auto may take are in {stored}")
+    return 0 if gate.held(verdicts) else gate.NOT_HELD
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from unmask.evaluate.compare import compare
+
+    first, second = args.compare
+    print("\n".join(section.text() for section in compare(first, second, args.out).sections))
+    print(f"wrote {args.out}/report.json, report.md and report.html")
+    return 0

@@ -26,7 +26,7 @@ KNOWN = {*LIMITS, "until", "do_sample", "temperature", "top_p", "seed"}
 
 
 @register_model("unmask")
-class UnmaskLM(LM):  # type: ignore[misc]
+class UnmaskLM(LM):
     """One contender. decoding: its fields of `Decoding`, of which max_new_tokens bounds what tasks ask for. ask: does
     jobs, gives a record for each by number. chat: whether the prompts that come are already rendered.
 
@@ -37,7 +37,8 @@ class UnmaskLM(LM):  # type: ignore[misc]
         self, checkpoint: Checkpoint, decoding: dict[str, Any], ask: Ask, *, positions: int, chat: bool, seed: int = 0
     ) -> None:
         super().__init__()
-        self.checkpoint, self.tokenizer = checkpoint, checkpoint.tokenizer
+        self.checkpoint = checkpoint
+        self.tokenizer: Any = checkpoint.tokenizer
         self.decoding, self.ask, self.positions, self.chat, self.seed = decoding, ask, positions, chat, seed
         self.records: dict[tuple[str, int, int], Record] = {}
         self.cut = 0

@@ -27,6 +27,7 @@ from unmask.journal import Journal, changed, replacement
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.files import read_json
 from unmask.model.hf import device_named
+from unmask.report import machine
 from unmask.spread import Task, Work, need_ray, workers
 from unmask.synthesize.provenance import model_made_with
 
@@ -50,11 +51,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of a run: outcomes, tasks that could not be had with the reason, and what all was made with."""
+    """What came of a run: outcomes, tasks that could not be had with the reason, and what all was made with. directory:
+    where the model under test was found."""
 
     outcomes: list[Outcome]
     skipped: dict[str, str]
     made_with: dict[str, Any]
+    directory: Path
 
 
 def evaluate(
@@ -76,9 +79,11 @@ def evaluate(
         need_ray()
     loaded = load_tasks(
         settings.task_names,
-        data_dir=None if settings.data_dir is None else Path(settings.data_dir),
+        data_dir=None if settings.data is None else Path(settings.data),
         limit=settings.limit,
         seed=settings.seed,
+        scorer=settings.scorer,
+        allow_weaker=settings.weaker_sandbox,
     )
     checkpoint = _checkpoint(ref, loading)
     found = contenders(ref, checkpoint.spec, settings, decoding, loading["batch_size"])
@@ -98,7 +103,7 @@ def evaluate(
             ]
     order = {contender.name: place for place, contender in enumerate(found)}
     outcomes.sort(key=lambda outcome: order[outcome.contender.name])
-    return Evaluated(outcomes, loaded.skipped, made_with)
+    return Evaluated(outcomes, loaded.skipped, made_with | {"machine": machine()}, checkpoint.path)
 
 
 class _Run:
@@ -116,7 +121,7 @@ class _Run:
         times: list[float] = []
         chat = self._chat(task, checkpoint)
         lm = UnmaskLM(
-            checkpoint.tokenizer,
+            checkpoint,
             {**contender.decoding, "mode": contender.mode},
             functools.partial(self._ask, contender, task, spread, times),
             positions=_positions(checkpoint),
@@ -249,6 +254,7 @@ def _made_with(
         "decoding": dict(decoding),
         "batch_size": loading["batch_size"],
         "data": loaded.digests,
+        "notes": loaded.notes,
     }
 
 

@@ -60,8 +60,11 @@ class Evaluate:
         8, help="draws of the masked likelihood estimate (mode threshold)", check=_positive, allowed="at least 1"
     )
     seed: int = option(0, help="of everything that is drawn: items, worked examples, masks, sampled answers")
-    data_dir: str | None = option(
+    data: str | None = option(
         None, help="files that stand in for the hub, as gsm8k_test.jsonl; default: $UNMASK_DATA", metavar="DIR"
+    )
+    scorer: Literal["exact", "number", "regex"] = option(
+        "exact", help="how a FILE.jsonl is scored where its lines do not say: whole answer, last number, or a pattern"
     )
     weaker_sandbox: bool = option(
         False, help="run generated code where this machine cannot seal it off fully; the report says so"
