@@ -298,7 +298,7 @@ def test_it_works_as_root_and_as_an_ordinary_user(user, tmp_path):
     program += "try: os.kill(1, 9)\nexcept PermissionError: pass\n"
     program += "try:\n  while True: os.fork()\nexcept BlockingIOError: pass\n"
     job = dict(program=program, cpu=5, wall=30.0, memory=1 << 29, processes=8, output=4096, disk=1 << 20)
-    job |= dict(packages={}, environment=ENVIRONMENT, room=True)
+    job = sandbox.roomed(job | dict(packages={}, environment=ENVIRONMENT))
     done = subprocess.run(
         [readable_python(), "-I", "-S", "-c", Path(jail.__file__).read_text()],
         input=json.dumps(job), capture_output=True, text=True, cwd="/", user=user, group=user, extra_groups=[],
@@ -325,3 +325,6 @@ def test_what_is_missing_is_named_with_the_way_out(monkeypatch):
     assert "unshare: Operation not permitted" in line and "allow the weaker sandbox" in line and "\n" not in line
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "Linux (this is darwin)" in sandbox.missing.__wrapped__()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "uname", lambda: type("uname", (), {"machine": "riscv64"}))
+    assert "a filter of system calls for riscv64" in sandbox.missing.__wrapped__()

@@ -253,7 +253,8 @@ def test_asdiv_and_boolq_have_the_form_of_the_hub(loaded):
 def test_puzzles_and_own_files(loaded, data):
     assert len(needs(loaded, "reasoning-gym").eval_docs) == 10
     doc = loaded.tasks["reasoning-gym"].eval_docs[0]
-    assert scored(loaded, "reasoning-gym", f"Answer: {doc['target']}") == 1.0
+    assert scored(loaded, "reasoning-gym", f" {doc['target']}") == 1.0
+    assert not loaded.chat["reasoning-gym"]
     name = f"own:{data / 'own.jsonl'}"
     assert scored(loaded, name, "It is 7.") == 1.0 and scored(loaded, name, "8") == 0.0
     assert loaded.chat[name]

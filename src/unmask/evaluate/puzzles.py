@@ -1,49 +1,50 @@
 """reasoning-gym's generated puzzles as lm-eval tasks: ten easy generators in turn, or one by name.
 
-Every item comes from a seed far from the small ones that training data is made with. The score is the generator's own
-`score_answer`, on the answer that `extract` finds; only a full score counts as correct.
+A prompt holds three solved puzzles of its kind and the one to solve, as a text to go on with: a form that a model of
+135M parameters manages. Items come from seeds far from the small ones that training data is made with, no two have the
+same question, and none is among the examples. The score is the generator's own `score_answer`.
 """
 
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from unmask.errors import ConfigError, MissingExtraError
 
 HELD_OUT = 900_000_000
 SIZE = 1000
-ASK = "\nThink briefly if you must, and end with one line of the form: Answer: <your answer>"
+SHOTS = 3
+EXAMPLES = HELD_OUT - 1000
+SUPPLY = 100_000
+"""Items that a generator is set up for; each depends on the seed and its number alone."""
+TRIES = 20
+"""Items are looked for among this many times as many."""
 
-# Generators with settings that make them easy enough for a model of 135M parameters.
+# Generators with settings that make them easy.
 MIXTURE: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-    "basic_arithmetic": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-    "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-    "leg_counting": {"min_animals": 1, "max_animals": 2, "max_instances": 3},
-    "letter_counting": {"min_words": 3, "max_words": 5},
+    "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+    "basic_arithmetic": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+    "letter_counting": {"min_words": 3, "max_words": 4},
     "spell_backward": {"min_word_len": 3, "max_word_len": 4},
-    "number_sorting": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0},
     "syllogism": {},
     "family_relationships": {},
-    "gcd": {"max_value": 30},
+    "gcd": {"max_value": 60},
+    "isomorphic_strings": {"min_string_length": 2, "max_string_length": 4},
+    "needle_haystack": {"min_num_statements": 3, "max_num_statements": 5},
 }
 
 
 def extract(text: str) -> str:
-    """The answer in a text: what follows the last "answer:" or "answer is" on its line, else the last line.
-
-    Bold marks, backquotes, dollar signs, quotation marks and a final stop around it are taken off.
-    """
-    found = re.findall(r"(?i)answer(?:\s+is)?\s*:?[\s*]*([^\n]+)", text)
+    """The answer in a text: its first line that is not empty, without a leading "Answer:" and marks around it."""
     lines = [line for line in text.splitlines() if line.strip()]
-    answer = found[-1] if found else lines[-1] if lines else ""
-    boxed = re.search(r"\\boxed\{([^{}]*)\}", answer)
-    answer = boxed[1] if boxed else answer
-    return answer.strip().strip("*`$\"' ").removesuffix(".").strip("*`$\"' ")
+    line = re.sub(r"(?i)^\W*answer\s*:", "", lines[0]) if lines else ""
+    return line.strip("*`$\"' \t").removesuffix(".").strip("*`$\"' \t")
 
 
 @functools.cache
-def generator(name: str, seed: int, size: int) -> Any:
+def generator(name: str, seed: int) -> Any:
     """The data set of one generator; ConfigError for a name that reasoning-gym does not have."""
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
@@ -51,33 +52,52 @@ def generator(name: str, seed: int, size: int) -> Any:
         raise MissingExtraError("reasoning-gym", "evaluate") from None
     if name not in DATASETS:
         raise ConfigError(f"reasoning-gym has no generator '{name}'; there are, among others, {', '.join(MIXTURE)}")
-    return create_dataset(name, seed=seed, size=size, **MIXTURE.get(name, {}))
+    return create_dataset(name, seed=seed, size=SUPPLY, **MIXTURE.get(name, {}))
+
+
+def asked(item: dict[str, Any]) -> str:
+    return f"Question: {item['question'].strip()}\nAnswer:"
+
+
+def _items(name: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """At most `count` rows of one generator."""
+    data = generator(name, HELD_OUT + seed)
+    shots = [generator(name, EXAMPLES)[index] for index in range(SHOTS)]
+    before = "".join(f"{asked(shot)} {shot['answer']}\n\n" for shot in shots)
+    seen, made = {shot["question"] for shot in shots}, 0
+    for index in range(min(count * TRIES, SUPPLY)):
+        item = data[index]
+        if item["question"] in seen:
+            continue
+        if made == count:
+            return
+        seen.add(item["question"])
+        made += 1
+        where = {"generator": name, "seed": HELD_OUT + seed, "index": index}
+        yield {"prompt": before + asked(item), "target": str(item["answer"]), **where}
 
 
 def rows(names: list[str], seed: int, size: int) -> list[dict[str, Any]]:
-    """`size` items, the generators in turn. seed: the run's; it is moved to where no training data comes from."""
-    each = -(-size // len(names))
-    made = []
-    for number in range(size):
-        name, index = names[number % len(names)], number // len(names)
-        item = generator(name, HELD_OUT + seed, each)[index]
-        made.append(
-            {
-                "prompt": item["question"].strip() + ASK,
-                "target": str(item["answer"]),
-                "generator": name,
-                "seed": HELD_OUT + seed,
-                "size": each,
-                "index": index,
-            }
-        )
-    return made
+    """`size` items, the generators in turn, fewer where a generator has not so many different ones."""
+    streams = [_items(name, seed, -(-size // len(names))) for name in names]
+    made: list[dict[str, Any]] = []
+    while streams and len(made) < size:
+        for stream in list(streams):
+            row = next(stream, None)
+            if row is None:
+                streams.remove(stream)
+            else:
+                made.append(row)
+    return made[:size]
 
 
 def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     """correct: 1 for the generator's full score, else 0. score: the generator's score, which may be partial."""
-    data = generator(doc["generator"], doc["seed"], doc["size"])
-    value = float(data.score_answer(extract(results[0]), data[doc["index"]]))
+    data = generator(doc["generator"], doc["seed"])
+    try:
+        value = float(data.score_answer(extract(results[0]), data[doc["index"]]))
+    except Exception:  # some generators stumble over what is no answer at all
+        value = 0.0
     return {"correct": float(value >= 1), "score": value}
 
 
@@ -94,7 +114,7 @@ def config(name: str, seed: int, limit: int | None) -> tuple[dict[str, Any], lis
         "doc_to_target": "{{target}}",
         "process_results": score,
         "metric_list": metrics,
-        "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": 256},
+        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": 64},
         "num_fewshot": 0,
         "metadata": {"version": 1.0},
     }

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UnmaskError
+from unmask.evaluate.callfilter import CALLS, sieve
 
 PACKAGES = ("numpy",)
 """Third-party packages that a program may import; HumanEval+ and MBPP+ need numpy for their tests."""
@@ -66,6 +67,9 @@ def run(
 
     Raises SandboxError where the machine cannot isolate it and `allow_weaker` is False.
     """
+    problem = missing()
+    if problem and not allow_weaker:
+        raise SandboxError(problem)
     job = {
         "program": program,
         "cpu": max(1, -int(-seconds // 1)),
@@ -77,10 +81,13 @@ def run(
         "packages": _packages(),
         "environment": ENVIRONMENT,
     }
-    problem = missing()
-    if problem and not allow_weaker:
-        raise SandboxError(problem)
-    return _weaker(job) if problem else _verdict(_jail({**job, "room": True}), job)
+    return _weaker(job) if problem else _verdict(_jail(roomed(job)), job)
+
+
+def roomed(job: dict[str, Any]) -> dict[str, Any]:
+    """The job with what the isolated mode needs beside the limits."""
+    machine = os.uname().machine
+    return {**job, "room": True, "filter": sieve(machine).hex(), "keyctl": CALLS[machine]["keyctl"]}
 
 
 def run_many(programs: Sequence[str], workers: int | None = None, **limits: Any) -> list[Verdict]:
@@ -94,6 +101,8 @@ def missing() -> str:
     """What this machine lacks for the sandbox, as one line with the way out; empty where nothing is missing."""
     if sys.platform != "linux":
         lacks = f"Linux (this is {sys.platform})"
+    elif os.uname().machine not in CALLS:
+        lacks = f"a filter of system calls for {os.uname().machine}"
     else:
         job = {
             "program": "",
@@ -104,7 +113,7 @@ def missing() -> str:
             "output": 4096,
             "disk": 1 << 20,
         }
-        answer = _jail({**job, "packages": {}, "environment": ENVIRONMENT, "room": True})
+        answer = _jail(roomed({**job, "packages": {}, "environment": ENVIRONMENT}))
         if answer.get("passed"):
             return ""
         lacks = answer.get("missing") or answer.get("output", "").strip()[-200:] or str(answer)

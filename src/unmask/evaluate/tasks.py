@@ -73,7 +73,8 @@ SCORES: dict[str, tuple[str, str]] = {
 }
 """The metric and filter that are a task's score, where they are not its first ones."""
 COMPLETION = ("gsm8k", "gsm8k_cot", "humaneval", "humaneval_plus", "mbpp", "mbpp_plus")
-"""Generation tasks whose prompt is a text to go on with: no chat template unless asked for. So are minerva_math's."""
+"""Generation tasks whose prompt is a text to go on with: no chat template unless asked for. So are minerva_math's
+and puzzles."""
 
 
 @dataclass
@@ -268,4 +269,5 @@ def main_metric(name: str, task: Any) -> tuple[str, str]:
 
 
 def _chat(name: str, task: Any) -> bool:
-    return task.OUTPUT_TYPE == "generate_until" and name not in COMPLETION and not name.startswith("minerva_math")
+    completion = name in COMPLETION or name.startswith("minerva_math") or _is_puzzle(name)
+    return task.OUTPUT_TYPE == "generate_until" and not completion
