@@ -94,6 +94,23 @@ def test_answers_of_one_question_share_its_context(model):
     assert [each.log_probability for each in found] == pytest.approx(alone, abs=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["ar", "threshold"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_a_lane_holds_is_used_only_where_it_is_right(model, context, mode):
+    """Neither drafted blocks, nor a block of which only the beginning is shared, serve the next pair."""
+    text = list(range(1, 31))
+    pairs = [
+        (text[:5], text[5:20]),
+        (text[:20], text[20:24]),
+        ([*text[:15], 99, *text[16:20]], [7]),
+        (text[:20], text[20:24]),
+        (text[:3], [50, 51, 52]),
+    ]
+    each = loaded(model, spec(context))
+    alone = [float(values(each, [pair], mode=mode)) for pair in pairs]
+    assert values(each, pairs, mode=mode, batch_size=1).tolist() == pytest.approx(alone, abs=1e-4)
+
+
 # --- mode threshold -----------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from unmask.model.sources import Say, say_on_stderr
 from unmask.resolve import Resolved
 
 SAMPLES = 4
-"""Orders drawn per part of a block, where not asked otherwise. Parts of up to four slots are then exact."""
+"""Estimates drawn per part of a block, where not asked otherwise. Parts of up to four slots are then exact."""
 
 
 def score(
