@@ -126,6 +126,14 @@ def test_the_expectation_is_the_mean_over_all_orders(model, context, size, part)
         torch.testing.assert_close(torch.tensor([s.log_probability for s in found]), wanted, atol=2e-4, rtol=0)
 
 
+def test_forwards_are_counted(model):
+    """One that commits, and one per set of masked slots: 3 of two slots, 7 of three; else one per size."""
+    found = scores(loaded(model, spec()), PAIRS[:3], mode="threshold", samples=3)
+    assert [each.forwards for each in found] == [1 + 3 + 7, 1 + 1, 1]
+    found = scores(loaded(model, spec()), PAIRS[:3], mode="threshold", samples=1)
+    assert [each.forwards for each in found] == [1 + 2 + 3, 1 + 1, 1]
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_tiny_vocabulary_and_a_block_of_three(context):
     model = tiny_model(vocab_size=8, initializer_range=0.03)
