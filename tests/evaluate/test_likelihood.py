@@ -94,6 +94,23 @@ def test_answers_of_one_question_share_its_context(model):
     assert [each.log_probability for each in found] == pytest.approx(alone, abs=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["ar", "threshold"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_a_lane_holds_is_used_only_where_it_is_right(model, context, mode):
+    """Neither drafted blocks, nor a block of which only the beginning is shared, serve the next pair."""
+    text = list(range(1, 31))
+    pairs = [
+        (text[:5], text[5:20]),
+        (text[:20], text[20:24]),
+        ([*text[:15], 99, *text[16:20]], [7]),
+        (text[:20], text[20:24]),
+        (text[:3], [50, 51, 52]),
+    ]
+    each = loaded(model, spec(context))
+    alone = [float(values(each, [pair], mode=mode)) for pair in pairs]
+    assert values(each, pairs, mode=mode, batch_size=1).tolist() == pytest.approx(alone, abs=1e-4)
+
+
 # --- mode threshold -----------------------------------------------------------------------------------------------
 
 
@@ -107,6 +124,14 @@ def test_the_expectation_is_the_mean_over_all_orders(model, context, size, part)
         assert [s.standard_error for s in found] == [0.0] * 4  # so many samples take every set of masked slots
         assert [s.greedy for s in found] == [None] * 4 and [s.tokens for s in found] == [7, 2, 1, 4]
         torch.testing.assert_close(torch.tensor([s.log_probability for s in found]), wanted, atol=2e-4, rtol=0)
+
+
+def test_forwards_are_counted(model):
+    """One that commits, and one per set of masked slots: 3 of two slots, 7 of three; else one per size."""
+    found = scores(loaded(model, spec()), PAIRS[:3], mode="threshold", samples=3)
+    assert [each.forwards for each in found] == [1 + 3 + 7, 1 + 1, 1]
+    found = scores(loaded(model, spec()), PAIRS[:3], mode="threshold", samples=1)
+    assert [each.forwards for each in found] == [1 + 2 + 3, 1 + 1, 1]
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

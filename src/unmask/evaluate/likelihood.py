@@ -20,7 +20,7 @@ from unmask.model.sources import Say, say_on_stderr
 from unmask.resolve import Resolved
 
 SAMPLES = 4
-"""Orders drawn per part of a block, where not asked otherwise. Parts of up to four slots are then exact."""
+"""Estimates drawn per part of a block, where not asked otherwise. Parts of up to four slots are then exact."""
 
 
 def score(
@@ -39,7 +39,7 @@ def score(
     mode: ar (and verified, which writes the same) by the chain rule; threshold by the masked estimate of `terms`, from
     `samples` draws; auto as decoding takes it. An empty context is the prefix token. decoding: fields of `Decoding`, of
     which the sizes of block and sub-block count in mode threshold; `say` gets a line that names the others, and one
-    where contexts had to be cut. A pair's number depends on the pair and the seed, not on what else is scored.
+    where contexts had to be cut. A pair's number depends, but for rounding, on the pair and the seed alone.
 
     Raises, before any work: RequestError for settings that contradict the model, a token outside the vocabulary, or a
     continuation longer than the model's positions; ConfigError for samples or batch_size below 1; CapacityError.

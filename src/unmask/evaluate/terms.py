@@ -89,9 +89,10 @@ def chain(row: Row, first: int, lane: Lane) -> Program:
 def masked(row: Row, first: int, lane: Lane, samples: int, seed: int) -> Program:
     """The mean over orders of the chain rule of row.prompt[first:], block by block (see above). first: at least 1.
 
-    samples: how many orders are drawn per part; where there are so few sets of masked slots that all of them cost no
-    more, all are taken and the part is exact. The draws depend on the seed, the context and the continuation's length,
-    never on its tokens: answers of one length to one question are compared under the same masks.
+    samples: how many estimates are drawn per part, each from one random set of every size k; where there are so few
+    sets that all of them cost no more, all are taken and the part is exact. The draws depend on the seed, the context
+    and the continuation's length, never on its tokens: answers of one length to one question are compared under the
+    same masks.
 
     The blocks come from the last to the first, because a draft overwrites the committed keys and values of its block.
     """
@@ -121,15 +122,19 @@ Pass = dict[tuple[int, ...], float]
 
 
 def passes(n: int, samples: int, generator: torch.Generator) -> tuple[list[Pass], bool]:
-    """Sets of masked slots among n, as `samples` random orders meet them; whether they are all there are instead.
+    """`samples` times a random set of each size among n masked slots; or all sets there are, and True.
 
-    A pass weighs the sum of log p over each of its sets; the sum of those is one estimate.
+    A pass weighs the sum of log p over each of its sets; the sum of those is one estimate. The sizes are drawn apart:
+    sets that lie in one another, as one order meets them, go wrong together.
     """
     if 2**n - 1 <= samples * n:
         sets = [each for k in range(1, n + 1) for each in combinations(range(n), k)]
         return [{each: 1 / (len(each) * math.comb(n, len(each))) for each in sets}], True
-    orders = [torch.randperm(n, generator=generator).tolist() for _ in range(samples)]
-    return [{tuple(sorted(order[at:])): 1 / (n - at) for at in range(n)} for order in orders], False
+
+    def drawn(k: int) -> tuple[int, ...]:
+        return tuple(sorted(torch.randperm(n, generator=generator)[:k].tolist()))
+
+    return [{drawn(k): 1 / k for k in range(1, n + 1)} for _ in range(samples)], False
 
 
 def _values(
