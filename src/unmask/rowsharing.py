@@ -38,7 +38,8 @@ def shared_rows(recipe: Adapt, learner: Learner, accelerator: Any) -> tuple[Rows
         wanted["validation_data"] = recipe.validation_data
     with alone(accelerator) as first:
         if first:
-            _encode(output, wanted, recipe, learner)
+            with _made(output):
+                _encode(output, wanted, recipe, learner)
     found = {name: _opened(output / DIRECTORY / name) for name in wanted}
     accelerator.wait_for_everyone()
     if accelerator.num_processes == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
@@ -78,9 +79,22 @@ def alone(accelerator: Any) -> Iterator[bool]:
         raise ToldError("the first process of the run could not read the rows; its own line says why")
 
 
-def _encode(output: Path, wanted: dict[str, Any], recipe: Adapt, learner: Learner) -> None:
+@contextmanager
+def _made(output: Path) -> Iterator[None]:
+    """The directory of the run; where it was made here, a failure takes it back."""
+    fresh = not output.exists()
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if fresh:
+            with suppress(OSError):
+                output.rmdir()
+        raise
+
+
+def _encode(output: Path, wanted: dict[str, Any], recipe: Adapt, learner: Learner) -> None:
     for left in output.glob(f".{DIRECTORY}.*.tmp"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with replacing(output / DIRECTORY) as fresh:
