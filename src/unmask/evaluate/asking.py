@@ -89,5 +89,5 @@ def _scored(job: Scored, found: Score) -> Record:
         "number": job.number,
         "log_probability": found.log_probability,
         "standard_error": found.standard_error,
-        "greedy": bool(found.greedy),
+        "greedy": found.greedy,
     }

@@ -50,10 +50,11 @@ class UnmaskLM(LM):
         return [record["text"] for record in self._done(requests, jobs)]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """(log probability in nats, whether greedy decoding writes it) of each continuation."""
+        """(log probability in nats, whether greedy decoding writes it) of each continuation; the latter is not known in
+        mode threshold, and False."""
         pairs = [encode_pair(self.checkpoint, *request.args, special=not self.chat) for request in requests]
         jobs = [Scored(number, context, continuation) for number, (context, continuation) in enumerate(pairs)]
-        return [(record["log_probability"], record["greedy"]) for record in self._done(requests, jobs)]
+        return [(record["log_probability"], bool(record["greedy"])) for record in self._done(requests, jobs)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Log probability in nats of each whole text."""

@@ -3,6 +3,7 @@
 A run that is killed goes on where it was: answers come from the journals, scores are computed anew.
 """
 
+import dataclasses
 import functools
 import json
 import time
@@ -31,6 +32,9 @@ from unmask.report import machine
 from unmask.spread import Task, Work, need_ray, workers
 from unmask.synthesize.provenance import model_made_with
 
+GREEDY = "loglikelihood"
+"""The output type of tasks scored by whether greedy decoding writes the target."""
+APART = 10**6
 MAY_CHANGE = ("workers",)
 """Settings that do not change an answer, so that a run may be continued with others."""
 
@@ -103,7 +107,10 @@ def evaluate(
             ]
     order = {contender.name: place for place, contender in enumerate(found)}
     outcomes.sort(key=lambda outcome: order[outcome.contender.name])
-    return Evaluated(outcomes, loaded.skipped, made_with | {"machine": machine()}, checkpoint.path)
+    outcomes = pooled(outcomes, loaded.group)
+    return Evaluated(
+        outcomes, loaded.skipped | _unknowable(found, loaded), made_with | {"machine": machine()}, checkpoint.path
+    )
 
 
 class _Run:
@@ -204,9 +211,38 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_.=" else f"%{ord(c):02x}" for c in name)
 
 
+def pooled(outcomes: Sequence[Outcome], group: Mapping[str, str]) -> list[Outcome]:
+    """The tasks of one group (the subjects of MMLU) as one. group: the group's name by task.
+
+    An item of the n-th task has the number n * APART + its own, so that the same item has the same number everywhere.
+    """
+    together: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        together.setdefault((outcome.contender.name, group[outcome.task]), []).append(outcome)
+    place = {task: n for n, task in enumerate(group)}
+    return [_one(name, parts, place) if len(parts) > 1 else parts[0] for (_, name), parts in together.items()]
+
+
+def _one(name: str, parts: list[Outcome], place: Mapping[str, int]) -> Outcome:
+    items = [
+        dataclasses.replace(item, number=place[part.task] * APART + item.number)
+        for part in parts
+        for item in part.items
+    ]
+    return dataclasses.replace(parts[0], task=name, items=items, wall=sum(part.wall for part in parts))
+
+
+def _unknowable(found: Sequence[Contender], loaded: Loaded) -> dict[str, str]:
+    """Tasks that ask whether greedy decoding writes the target, which no likelihood tells in mode threshold."""
+    if not any(contender.mode == "threshold" for contender in found):
+        return {}
+    why = "asks whether greedy decoding writes the target, which the likelihood of mode threshold does not tell"
+    return {f"{task} in mode threshold": why for task, made in loaded.tasks.items() if made.OUTPUT_TYPE == GREEDY}
+
+
 def _tasks_of(contender: Contender, loaded: Loaded, settings: Evaluate) -> list[str]:
     """The tasks that a contender does: points of a sweep those of the sweep."""
-    tasks = list(loaded.tasks)
+    tasks = [task for task, made in loaded.tasks.items() if contender.mode != "threshold" or made.OUTPUT_TYPE != GREEDY]
     if not contender.swept:
         return tasks
     asked = settings.sweep_task_names

@@ -57,7 +57,7 @@ class Evaluate:
         metavar="N",
     )
     samples: int = option(
-        8, help="draws of the masked likelihood estimate (mode threshold)", check=_positive, allowed="at least 1"
+        4, help="draws of the masked likelihood estimate (mode threshold)", check=_positive, allowed="at least 1"
     )
     seed: int = option(0, help="of everything that is drawn: items, worked examples, masks, sampled answers")
     data: str | None = option(

@@ -92,6 +92,7 @@ class Loaded:
     main_metric: dict[str, tuple[str, str]] = field(default_factory=dict)
     chat: dict[str, bool] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    group: dict[str, str] = field(default_factory=dict)
     code: CodeEval = field(default_factory=CodeEval)
 
 
@@ -158,6 +159,7 @@ def _add(name: str, loaded: Loaded, files: Files, limit: int | None, seed: int, 
             loaded.skipped[each] = problem
         else:
             loaded.tasks[each] = task
+            loaded.group[each] = name
 
 
 def _problem(task: Any, code: CodeEval) -> str:
