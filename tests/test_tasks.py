@@ -24,10 +24,10 @@ MBPP = [
         "task_id": number,
         "prompt": "Write a function to add one.",
         "code": "def inc(x):\n  return x + 1",
-        "test_imports": ["import math"],
+        "test_imports": ["import math"] if number == 12 else [],
         "test_list": ["assert inc(1) == 2", "assert inc(2) == 3", "assert inc(3) == 4"],
     }
-    for number in (2, 11, 510, 511, 700)
+    for number in (2, 11, 12, 510, 511, 700)
 ]
 IFEVAL = {
     "key": 1,
@@ -330,3 +330,16 @@ def test_every_task_of_the_documentation_is_known():
     assert {
         name for name in named if name not in known and not name.startswith(("reasoning-gym", "own:", "FILE"))
     } == set()
+
+
+def test_lm_eval_runs_them_and_reports_each_main_metric(loaded):
+    """With lm-eval's own model that answers nothing of sense."""
+    import lm_eval
+    from lm_eval.models.dummy import DummyLM
+
+    names = [name for name in [*CODE, *HUB, "gsm8k", "gsm8k_chat", "ifeval", "reasoning-gym"] if name in loaded.tasks]
+    done = lm_eval.evaluate(DummyLM(), {name: loaded.tasks[name] for name in names}, limit=2, bootstrap_iters=0)
+    for name in names:
+        metric, chosen = loaded.main_metric[name]
+        assert 0 <= done["results"][name][f"{metric},{chosen}"] <= 1
+        assert all(metric in sample for sample in done["samples"][name] if sample["filter"] == chosen)
