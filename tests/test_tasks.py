@@ -240,6 +240,9 @@ def test_gpqa_and_math_read_their_items(loaded):
     assert gpqa.doc_to_choice(doc) == ["(A)", "(B)", "(C)", "(D)"] and "right" in gpqa.doc_to_text(doc)
     math = needs(loaded, "minerva_math_algebra")
     assert math.doc_to_text(math.eval_docs[0]).endswith("Problem:\n1+1?\n\nSolution:")
+    assert scored(loaded, "minerva_math_algebra", "Final Answer: The final answer is $2$. I hope it is correct.") == 1
+    assert scored(loaded, "minerva_math_algebra", "Final Answer: The final answer is $3$. I hope it is correct.") == 0
+    assert not loaded.chat["minerva_math_algebra"]
 
 
 def test_asdiv_and_boolq_have_the_form_of_the_hub(loaded):
