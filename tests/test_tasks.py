@@ -24,10 +24,10 @@ MBPP = [
         "task_id": number,
         "prompt": "Write a function to add one.",
         "code": "def inc(x):\n  return x + 1",
-        "test_imports": ["import math"],
+        "test_imports": ["import math"] if number == 12 else [],
         "test_list": ["assert inc(1) == 2", "assert inc(2) == 3", "assert inc(3) == 4"],
     }
-    for number in (2, 11, 510, 511, 700)
+    for number in (2, 11, 12, 510, 511, 700)
 ]
 IFEVAL = {
     "key": 1,
@@ -240,6 +240,9 @@ def test_gpqa_and_math_read_their_items(loaded):
     assert gpqa.doc_to_choice(doc) == ["(A)", "(B)", "(C)", "(D)"] and "right" in gpqa.doc_to_text(doc)
     math = needs(loaded, "minerva_math_algebra")
     assert math.doc_to_text(math.eval_docs[0]).endswith("Problem:\n1+1?\n\nSolution:")
+    assert scored(loaded, "minerva_math_algebra", "Final Answer: The final answer is $2$. I hope it is correct.") == 1
+    assert scored(loaded, "minerva_math_algebra", "Final Answer: The final answer is $3$. I hope it is correct.") == 0
+    assert not loaded.chat["minerva_math_algebra"]
 
 
 def test_asdiv_and_boolq_have_the_form_of_the_hub(loaded):
@@ -330,3 +333,16 @@ def test_every_task_of_the_documentation_is_known():
     assert {
         name for name in named if name not in known and not name.startswith(("reasoning-gym", "own:", "FILE"))
     } == set()
+
+
+def test_lm_eval_runs_them_and_reports_each_main_metric(loaded):
+    """With lm-eval's own model that answers nothing of sense."""
+    import lm_eval
+    from lm_eval.models.dummy import DummyLM
+
+    names = [name for name in [*CODE, *HUB, "gsm8k", "gsm8k_chat", "ifeval", "reasoning-gym"] if name in loaded.tasks]
+    done = lm_eval.evaluate(DummyLM(), {name: loaded.tasks[name] for name in names}, limit=2, bootstrap_iters=0)
+    for name in names:
+        metric, chosen = loaded.main_metric[name]
+        assert 0 <= done["results"][name][f"{metric},{chosen}"] <= 1
+        assert all(metric in sample for sample in done["samples"][name] if sample["filter"] == chosen)
