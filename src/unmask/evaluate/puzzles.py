@@ -52,7 +52,7 @@ def generator(name: str, seed: int) -> Any:
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError:
-        raise MissingExtraError("reasoning-gym", "evaluate") from None
+        raise MissingExtraError("reasoning-gym", "eval") from None
     if name not in DATASETS:
         raise ConfigError(f"reasoning-gym has no generator '{name}'; there are, among others, {', '.join(MIXTURE)}")
     return create_dataset(name, seed=seed, size=SUPPLY, **MIXTURE.get(name, {}))

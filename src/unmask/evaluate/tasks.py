@@ -114,7 +114,7 @@ def load_tasks(
     Raises MissingExtraError without lm-eval, ConfigError for a name that nothing has, DataError for an own file's row.
     """
     if find_spec("lm_eval") is None:
-        raise MissingExtraError("lm_eval", "evaluate")
+        raise MissingExtraError("lm-eval", "eval")
     given = os.environ.get(DATA)
     files = Files(data_dir or (Path(given) if given else None))
     if files.directory and not files.directory.is_dir():

@@ -149,7 +149,8 @@ class _Segments(torch.autograd.Function):
     @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Parts, scaling: float | None) -> Tensor:
         group = query.shape[1] // key.shape[1]
-        out, sums = torch.empty_like(query, memory_format=torch.contiguous_format), []
+        _, heads, width, size = query.shape
+        out, sums = query.new_empty(1, width, heads, size).transpose(1, 2), []  # as the next layer reads it: no copy
         for segment, bias in parts:
             at, mask = slice(segment.start, segment.stop), _for_heads(bias, group, query)
             taken = _fold(query[:, :, at], group), _keys(key, segment), _keys(value, segment)

@@ -102,12 +102,12 @@ def kept(network: Network, recipe: Adapt) -> float:
     Float32: each of the two norms its input and, where its weight learns, what it multiplies (h each); attention its
     queries, keys and values (q + 2 k). Of the type of the products: the inputs of the matrices, which are h for two
     groups of them and q for one, and four stages of the feed-forward (4 ff); adapters a rank for each of 7 matrices.
-    In bf16 each of the five matrices that reads h keeps a cast of its own.
+    In bf16 each of the five matrices that reads h keeps a cast of its own, and attention its result in float32.
     """
     h, q, k, ff = network.hidden, network.queries, network.keys, network.ff
     full, bf16 = recipe.method == "full", recipe.dtype == "bf16"
     norms, readers, ranks = 2 + 2 * full, 5 if bf16 else 2, 0 if full else 7 * recipe.rank
-    return 4 * (norms * h + q + 2 * k) + (2 if bf16 else 4) * (readers * h + q + 4 * ff + ranks)
+    return 4 * (norms * h + (1 + bf16) * q + 2 * k) + (2 if bf16 else 4) * (readers * h + q + 4 * ff + ranks)
 
 
 def operations(network: Network, recipe: Adapt, step: Fed) -> float:
