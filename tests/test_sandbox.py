@@ -328,3 +328,20 @@ def test_what_is_missing_is_named_with_the_way_out(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "uname", lambda: type("uname", (), {"machine": "riscv64"}))
     assert "a filter of system calls for riscv64" in sandbox.missing.__wrapped__()
+
+
+def test_a_program_that_ends_before_it_is_watched_has_its_own_verdict():
+    """On a busy machine it may be over before its token is sent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    (output, said), (report, told) = os.pipe(), os.pipe()
+    for end in (said, told):
+        os.write(end, b"ended 1 0.0\n")
+        os.close(end)
+    theirs.close()
+    watch = jail.Watch({"wall": 60.0, "output": 100}, 0, -1, output, ours, report)
+    try:
+        assert watch.run() == {"exit": 1, "timed": False} and watch.kept == b"ended 1 0.0\n"
+    finally:
+        ours.close()
+        os.close(output)
+        os.close(report)

@@ -281,7 +281,10 @@ class Watch:
         self.kept, self.dropped, self.end = b"", 0, {}  # type: tuple[bytes, int, dict[str, Any]]
 
     def run(self) -> dict[str, Any]:
-        self.channel.send(self.token)
+        try:
+            self.channel.send(self.token)
+        except ConnectionError:  # it has ended already; the report says how
+            pass
         deadline = time.monotonic() + self.job["wall"]
         watched: list[Any] = [self.output, self.channel, self.report]
         looked = 0.0
