@@ -42,6 +42,32 @@ def pair():
     return theirs, ours
 
 
+def test_answers_are_those_of_lm_evals_own_model():
+    """The same prompts, greedy, float32: lm-eval's Hugging Face model and our mode ar write the same."""
+    from lm_eval.models.huggingface import HFLM
+
+    from unmask.evaluate.asking import answer
+    from unmask.evaluate.harness import UnmaskLM
+
+    model, tokenizer = tiny_model(), byte_tokenizer(eos_token="<end>", pad_token="<pad>")
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=512, device="cpu")
+    ours = loaded(model, None, tokenizer, backbone=native(model))
+    ours.checkpoint.stop_ids = (END,)
+
+    def ask(jobs):
+        return {record["number"]: record for record in answer(ours, jobs)}
+
+    lm = UnmaskLM(ours.checkpoint, {"mode": "ar"}, ask, positions=512, chat=False)
+    free = [Asked(text, {"until": [], "max_gen_toks": 24}) for text in ("One", "Two words", "Three short words")]
+    texts = theirs.generate_until(free, disable_tqdm=True)
+    stop = texts[0][5:7]
+    asked = [*free, Asked("One", {"until": [stop], "max_gen_toks": 24})]
+    for number, request in enumerate(asked):
+        request.task_name, request.doc_id, request.idx = "t", number, 0
+    wanted = theirs.generate_until(asked, disable_tqdm=True)
+    assert lm.generate_until(asked) == wanted and stop not in wanted[3] and len(wanted[0]) > 5
+
+
 def test_borders_lie_where_lm_eval_has_them(pair):
     theirs, ours = pair
     assert prefix_token(ours[0].checkpoint) == theirs.prefix_token_id == END

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,3 +273,25 @@ def test_tasks_of_a_group_become_one_with_numbers_of_their_own():
     [whole] = pooled(parts, {"s": "mmlu", "r": "mmlu"})
     assert [i.number for i in whole.items] == [0, 1, APART, APART + 1]
     assert (whole.task, whole.wall, whole.score) == ("mmlu", 2.0, 0.5)
+
+
+def documented() -> list[str]:
+    page = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+    return re.findall(r"^unmask (evaluate .*)$", page, re.MULTILINE)
+
+
+def test_the_documented_commands_run(base, questions, tmp_path, monkeypatch):
+    """With the tiny model and own questions in the place of the named ones; everything else as it is written."""
+    monkeypatch.chdir(tmp_path)
+    assert len(documented()) >= 5
+    put = {"--model": base, "--base": base, "--plain": base, "--tasks": questions, "--data": tmp_path}
+    for line in documented():
+        if "--compare" in line:
+            shutil.copytree("eval", "other")
+        words = shlex.split(line)
+        given = {word for word in words if word.startswith("--")}
+        words = [str(put.get(before, word)) for before, word in zip(["", *words], words, strict=False)]
+        more = [] if "--compare" in given else ["--max-new-tokens", "4"]
+        more += ["--model", str(base)] if not {"--model", "--compare"} & given else []
+        shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)  # two examples share a directory
+        assert main([*words, *more]) == (3 if "--gate" in given else 0), line  # seven items prove nothing
