@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, collate, draw_noise, noisy_row
-from unmask.data import Row, batches, encode, load_rows
+from unmask.data import Order, Row, encode, load_rows
 from unmask.errors import ConfigError, DataError
 from unmask.options import read
 from unmask.recipe import Adapt
@@ -337,6 +338,10 @@ def test_o2_13_a_mask_that_is_ordinary_text_is_learned_as_text():
     assert not clean.any() and laid.target.tolist() == span
 
 
+def ordering(size, seed=0):
+    return SimpleNamespace(batch_rows=size, batch_tokens=None, accumulation=1, seed=seed)
+
+
 def test_o2_14_very_long_rows_end_the_epoch_soon(tmp_path):
     tokenizer, began = byte_tokenizer(eos_token="</turn>"), time.perf_counter()
     giant = chat("q", "x" * 200_000)
@@ -344,7 +349,9 @@ def test_o2_14_very_long_rows_end_the_epoch_soon(tmp_path):
         load(tmp_path, [giant] * 3, tokenizer, max_length=64, truncation="drop")
     rows = load(tmp_path, [*[chat("q", "a")] * 50, giant], tokenizer, max_length=64)
     assert rows.counts == {"kept": 51, "cut at max_length 64": 1} and max(len(row.ids) for row in rows.rows) == 64
-    assert sorted(n for batch in batches(rows.rows, 4, seed=0, epoch=0) for n in batch) == list(range(51))
+    order = Order(rows.rows, ordering(4))
+    assert sorted(n for step in range(1, 14) for part in order.at(step)[1] for n in part) == list(range(51))
+    assert order.at(14)[0] == 1
     assert time.perf_counter() - began < 60
 
 
@@ -397,11 +404,14 @@ def test_an_end_token_that_the_tokenizer_does_not_have_is_passed_over():
 
 def test_batches_depend_on_seed_and_epoch_alone_and_group_similar_lengths():
     rows = [Row(torch.zeros(n % 40 + 2), torch.ones(n % 40 + 2).bool()) for n in range(203)]
-    epochs = [batches(rows, 8, seed=1, epoch=epoch) for epoch in range(2)]
+
+    def batches(seed, epoch):
+        order = Order(rows, ordering(8, seed))
+        return [order.at(26 * epoch + step)[1][0] for step in range(1, 27)]
+
+    epochs = [batches(1, epoch) for epoch in range(2)]
     for order in epochs:
         assert sorted(n for batch in order for n in batch) == list(range(203)) and {len(b) for b in order} <= {8, 3}
-    assert epochs[0] != epochs[1] and epochs[0] == batches(rows, 8, seed=1, epoch=0) != batches(
-        rows, 8, seed=2, epoch=0
-    )
+    assert epochs[0] != epochs[1] and epochs[0] == batches(1, 0) != batches(2, 0)
     spread = [max(len(rows[n].ids) for n in b) - min(len(rows[n].ids) for n in b) for b in epochs[0]]
     assert sum(spread) / len(spread) < 6  # 36 in random batches

@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config", "events"},
-    {"recipe", "limits"},
+    {"recipe", "limits", "lock"},
     {"options", "resolve", "text", "model"},
     {"decode", "data"},
     {"engine", "rundir", "noising", "report", "guard", "journal"},

@@ -45,7 +45,7 @@ class Copier:
 def test_o6_06_who_copies_what_it_sees_gains_nothing(tmp_path, settings):
     wanted = recipe(tmp_path, tmp_path, tmp_path, **settings)
     copier = Copier(settings.get("context") == "causal")
-    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, None)
+    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, [])
     assert copier.copied == 0 and copier.grad is False
     assert found.loss == pytest.approx(math.log(VOCAB)) and found.levels == pytest.approx(
         dict.fromkeys(["0.25", "0.5", "0.75", "1"], math.log(VOCAB))
@@ -58,7 +58,7 @@ def test_o6_06_the_copier_would_gain_if_it_saw_the_clean_copy(tmp_path, monkeypa
     monkeypatch.setitem(globals(), "training_mask", everything)
     copier = Copier(False)
     wanted = recipe(tmp_path, tmp_path, tmp_path, layout="shared")
-    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, None)
+    found = validate(wanted, copier, Accelerator(), rows(6), VOCAB, 3, [])
     assert copier.copied > 0 and found.loss < 0.1
 
 
@@ -70,7 +70,7 @@ def test_a_next_token_fine_tune_is_validated_without_masks(tmp_path):
         return torch.tensor([float(len(batch.target)), 0.0, 0.0])
 
     wanted = recipe(tmp_path, tmp_path, tmp_path, objective="next-token")
-    found = validate(wanted, network, Accelerator(), rows(6), VOCAB, 3, None)
+    found = validate(wanted, network, Accelerator(), rows(6), VOCAB, 3, [])
     assert found.loss == 1.0 and found.levels == {} and set(fed) == {0}
 
 
@@ -82,20 +82,21 @@ def test_the_noise_of_a_validation_is_always_the_same(tmp_path):
         return torch.tensor([float(len(batch.target)), 0.0, 0.0])
 
     wanted, accelerator = recipe(tmp_path, tmp_path, tmp_path, batch_rows=2), Accelerator()
-    first = validate(wanted, network, accelerator, rows(5), VOCAB, 3, None)
+    first = validate(wanted, network, accelerator, rows(5), VOCAB, 3, [])
     half = len(fed)
-    again = validate(wanted, network, accelerator, rows(5), VOCAB, 6, first)
+    again = validate(wanted, network, accelerator, rows(5), VOCAB, 6, [first])
     assert fed[:half] == fed[half:] and half == 5 * 3
     assert again == first == Validation(1.0, dict.fromkeys(["0.25", "0.5", "0.75", "1"], 1.0), 1.0, 3)
 
 
 def test_the_best_is_remembered(tmp_path):
     losses = iter([2.0, 1.0, 3.0])
-    wanted, last, now = recipe(tmp_path, tmp_path, tmp_path), None, SimpleNamespace()
+    wanted, found, now = recipe(tmp_path, tmp_path, tmp_path), [], SimpleNamespace()
     for step in (1, 2, 3):
         now.loss = next(losses)
         network = lambda batch: torch.tensor([now.loss * len(batch.target), 0.0, 0.0])  # noqa: E731
-        last = validate(wanted, network, Accelerator(), rows(3), VOCAB, step, last)
+        found.append(validate(wanted, network, Accelerator(), rows(3), VOCAB, step, found))
+    last = found[-1]
     assert (last.loss, last.best_loss, last.best_step) == pytest.approx((3.0, 1.0, 2))
 
 
@@ -124,3 +125,27 @@ def test_something_is_left_to_learn_from(tmp_path):
         recipe(tmp_path, tmp_path, tmp_path, validation_rows=1.5)
     with pytest.raises(ConfigError, match="give only one of the two"):
         recipe(tmp_path, tmp_path, tmp_path, validation_rows=2.0, validation_data=("x.jsonl",))
+
+
+def test_a_forward_of_a_validation_holds_as_many_tokens_as_one_of_training(tmp_path):
+    held = []
+
+    def network(batch):
+        held.append(len({int(document) for document in batch.streams.document[0][: batch.clean]}))
+        return torch.tensor([float(len(batch.target)), 0.0, 0.0])
+
+    wanted = recipe(tmp_path, tmp_path, tmp_path, objective="next-token", batch_tokens=40)
+    validate(wanted, network, Accelerator(), rows(6), VOCAB, 3, [])  # of 9, 14, 19, 24, 9 and 14 tokens
+    assert held == [2, 1, 2, 1]
+
+
+def test_a_signal_ends_a_validation_before_its_next_forward(tmp_path):
+    fed, arrived = [], []
+
+    def network(batch):
+        fed.append(len(batch.target))
+        arrived.extend([15][: len(fed) // 2])
+        return torch.tensor([1.0, 0.0, 0.0])
+
+    wanted = recipe(tmp_path, tmp_path, tmp_path, batch_rows=1)
+    assert validate(wanted, network, Accelerator(), rows(6), VOCAB, 3, [], arrived) is None and len(fed) == 2

@@ -5,10 +5,11 @@ Noise and row order depend on (seed, epoch, row) alone, so a resumed run draws w
 
 import functools
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ from unmask.core.streams import StreamBatch, collate
 from unmask.curves import draw_curves
 from unmask.data import Order, Row
 from unmask.guard import Guard
+from unmask.lock import locked
+from unmask.model.checkpoint import base_digest
 from unmask.model.learner import Learner
-from unmask.model.trainstate import is_split, load_moments, load_weights, save_state, states
+from unmask.model.sources import locate
+from unmask.model.trainstate import is_split, load_moments, load_weights, prune, save_state, states
 from unmask.model.zero import drives
 from unmask.noising import noised, without_labels
 from unmask.processes import anywhere, backward, exchanging, join, share, summed, together, update
-from unmask.recipe import Adapt
-from unmask.rowsharing import forget, shared_rows
-from unmask.rundir import add_to_log, check_run, cut_log, open_run, read_log
-from unmask.validation import Validation, held_out, validate
+from unmask.recipe import Adapt, warn_of_idle
+from unmask.rowsharing import alone, forget, shared_rows
+from unmask.rundir import add_to_log, check_run, clean, cut_log, open_run, read_log
+from unmask.validation import Validation, divided, due, validate
 
 REDRAWN = 60.0
 """Seconds after which the picture of a run is drawn again when a state is saved."""
@@ -81,14 +85,16 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
     """Run a recipe; the model is in `<output>/model` when the generator ends.
 
     Started by a launcher in several processes, each of them runs this, and the first one writes. A state is saved
-    every `save_every` steps, and when SIGINT or SIGTERM arrives (KeyboardInterrupt is then raised). Raises DataError,
-    ConfigError, CheckpointError, and UnmaskError for a loss or gradient that is not a number, for a loss that explodes
-    and for a process that is lost.
+    every `save_every` steps, and when SIGINT or SIGTERM arrives (KeyboardInterrupt is then raised); a second signal
+    ends the process at once. Raises DataError, ConfigError, CheckpointError, and UnmaskError for a loss or gradient
+    that is not a number, for a loss that explodes and for a process that is lost.
     """
     accelerator = join(recipe)
     output = Path(recipe.output)
-    with together(accelerator, output):
-        run, done, held = _prepared(recipe, accelerator, resume)
+    if accelerator.is_main_process:
+        warn_of_idle(recipe)
+    with together(accelerator, output), _owned(recipe, accelerator, resume) as base:
+        run, done, held = _prepared(recipe, accelerator, base, resume)
         try:
             yield from _steps(run, done, held)
             _save_model(run)
@@ -97,42 +103,78 @@ def adapt(recipe: Adapt, *, resume: bool = False) -> Iterator[Progress]:
         accelerator.end_training()
 
 
+@contextmanager
+def _owned(recipe: Adapt, accelerator: Any, resume: bool) -> Iterator[str]:
+    """The output is this run's alone: its first process locks it, sees what is there, and removes what a killed one
+    was writing. What it gives identifies the base, in the first process."""
+    output, digest = Path(recipe.output), ""
+    new = not os.path.exists(output)
+    with ExitStack() as held:
+        with alone(accelerator) as first:
+            if first:
+                held.enter_context(locked(output))
+                digest = base_digest(locate(recipe.base))
+                check_run(output, recipe, digest, resume=resume)
+                clean(output)
+        try:
+            yield digest
+        finally:
+            if first and new:
+                with suppress(OSError):
+                    output.rmdir()  # nothing was written
+
+
 def _steps(run: Run, done: int, held: Sequence[Row]) -> Iterator[Progress]:
-    recipe, accelerator, output, last = run.recipe, run.accelerator, Path(run.recipe.output), None
-    for record in read_log(output):
+    recipe, accelerator, output, first = run.recipe, run.accelerator, Path(run.recipe.output), run.guard.first
+    records = read_log(output)
+    for record in records:
         run.guard.remember(record["step"], record["loss"], record["labels"])
-        last = Validation(**record["validation"]) if record.get("validation") else last
+    seen = [Validation(**record["validation"]) for record in records if record.get("validation")]
+    logged = records[-1] if records else {"step": 0}
+    if held and due(recipe, done) and logged["step"] == done and not logged["validation"]:
+        done -= 1  # it was stopped while it was validated
     with interruptible() as interrupted:
         for step in range(done + 1, recipe.steps + 1):
-            progress = train_step(run, step, interrupted)
+            again = step == logged["step"]
+            progress = Progress(**logged) if again else train_step(run, step, interrupted)
             if progress is None:
                 _save(run, step - 1)
-                raise KeyboardInterrupt(f"stopped after step {step - 1} of {recipe.steps}; continue with --resume")
-            ended = step == recipe.steps
-            if held and (ended or step % recipe.validate_every == 0):
-                last = validate(recipe, run.network, accelerator, held, run.learner.spec.mask_id, step, last)
-                progress = replace(progress, validation=last)
-            if accelerator.is_main_process:  # before the state, so that no state is ahead of its log
+                raise _stopped(step - 1, recipe)
+            if first and not again:
+                prune(output, recipe.keep)  # states of earlier steps are good
+            stopped = False
+            if held and due(recipe, step):
+                found = validate(
+                    recipe, run.network, accelerator, held, run.learner.spec.mask_id, step, seen, interrupted
+                )
+                stopped, progress = found is None, replace(progress, validation=found)
+                seen += [found] if found else []
+            if first:  # before the state, so that no state is ahead of its log
+                if again:
+                    cut_log(output, step - 1)
                 add_to_log(output, asdict(progress))
             accelerator.log(_tracked(progress), step=step)
-            if ended or step % recipe.save_every == 0:
+            if stopped or step == recipe.steps or step % recipe.save_every == 0:
                 _save(run, step)
+            if stopped:
+                raise _stopped(step, recipe)
             yield progress
 
 
-def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, Sequence[Row]]:
+def _stopped(step: int, recipe: Adapt) -> KeyboardInterrupt:
+    return KeyboardInterrupt(f"stopped after step {step} of {recipe.steps}; continue with --resume")
+
+
+def _prepared(recipe: Adapt, accelerator: Any, base: str, resume: bool) -> tuple[Run, int, Sequence[Row]]:
     """Everything a run needs, read and restored; the number of steps done; the rows for validation."""
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     output, learner = Path(recipe.output), Learner(recipe)
-    check_run(output, recipe, resume=resume)
-    found, others = shared_rows(recipe, learner, accelerator)
-    rows, held = held_out(found.rows, recipe)
-    if held:
-        found.counts["held out for validation"] = len(held)
-    elif recipe.validation_data:
-        held, found.digests = others.rows, found.digests | others.digests
-    open_run(output, recipe, found, resume=resume, write=accelerator.is_main_process)
+    found, held = divided(*shared_rows(recipe, learner, accelerator), recipe)
+    rows = found.rows
+    with alone(accelerator) as first:
+        if first:
+            open_run(output, recipe, base, found, resume=resume)
     optimizer = torch.optim.AdamW(
         learner.trainable().values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
     )
@@ -143,7 +185,7 @@ def _prepared(recipe: Adapt, accelerator: Any, resume: bool) -> tuple[Run, int, 
         cut_log(output, done)
     accelerator.wait_for_everyone()
     network, optimizer = accelerator.prepare(learner, optimizer)
-    run = Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe))
+    run = Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe, first=accelerator.is_main_process))
     if state:
         load_moments(state, run.learning(), _plain(optimizer))
     return run, done, held
@@ -157,7 +199,8 @@ def _plain(optimizer: Any) -> Any:
 def _save(run: Run, step: int) -> None:
     if step > 0:
         output, first = Path(run.recipe.output), run.accelerator.is_main_process
-        save_state(output, run.learning(), _plain(run.optimizer), {"step": step}, keep=run.recipe.keep, write=first)
+        kind, about = run.learner.saved_as, {"step": step}
+        save_state(output, run.learning(), _plain(run.optimizer), about, saved_as=kind, write=first)
         if first:
             draw_curves(output, older_than=0 if step == run.recipe.steps else REDRAWN)
 
@@ -165,12 +208,14 @@ def _save(run: Run, step: int) -> None:
 def _save_model(run: Run) -> None:
     """Write the adapted model. Where the processes hold parts of it only, it is made anew from the last state."""
     output, learner = Path(run.recipe.output), run.learner
-    if run.accelerator.is_main_process:
-        if any(map(is_split, run.learning().values())):
-            learner = Learner(run.recipe)
-            load_weights(states(output)[-1], learner)
-        learner.save(output / "model")
-    run.accelerator.wait_for_everyone()
+    with interruptible(at_once="stopped while the model was saved; all steps are done, save it with --resume"):
+        if run.accelerator.is_main_process:
+            if any(map(is_split, run.learning().values())):
+                learner = Learner(run.recipe)
+                load_weights(states(output)[-1], learner)
+            learner.save(output / "model")
+            prune(output, run.recipe.keep)
+        run.accelerator.wait_for_everyone()
 
 
 def _tracked(progress: Progress) -> dict[str, float]:
@@ -180,7 +225,7 @@ def _tracked(progress: Progress) -> dict[str, float]:
 
 
 def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
-    """One optimizer step; None, and nothing changed, if the run is to stop."""
+    """One optimizer step; None, and nothing changed, if the run is to stop. Without a label nothing changes either."""
     started, accelerator = time.perf_counter(), run.accelerator
     epoch, window = run.order.at(step)
     mine = share(window, accelerator.process_index, accelerator.num_processes)
@@ -188,7 +233,12 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     counts = torch.tensor([sum(len(getattr(f, name)) for f in forwards) for name in ("target", "ar_target")])
     labels, following = summed(accelerator, counts).tolist()
     learning_rate = _set_learning_rate(run.optimizer, run.recipe, step)
-    losses = torch.zeros(3, device=accelerator.device)
+    losses, norm = torch.zeros(3, device=accelerator.device), 0.0
+    if not (labels or (run.recipe.ar_weight and following)):
+        run.guard.unlabelled(step, window)
+        forwards = []
+        if anywhere(accelerator, interrupted):
+            return None
     for number, forward in enumerate(forwards, start=1):
         if anywhere(accelerator, interrupted):
             run.optimizer.zero_grad()
@@ -198,8 +248,9 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     losses = summed(accelerator, losses)
     loss = losses[0].item() / max(1, labels)
     checked = loss if math.isfinite(float(losses.sum())) else float(losses.sum())
-    check = functools.partial(run.guard.check, step, window, checked)
-    norm = update(accelerator, run.network, run.optimizer, run.recipe.clip, check)
+    if forwards:
+        check = functools.partial(run.guard.check, step, window, checked)
+        norm = update(accelerator, run.network, run.optimizer, run.recipe.clip, check)
     run.guard.remember(step, loss, labels)
     return Progress(
         step,
@@ -226,7 +277,7 @@ def _fed(run: Run, part: list[int], spare: int, step: int, epoch: int) -> Stream
 def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torch.Tensor:
     """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the three sums.
 
-    A forward, or a whole step, without a masked label adds zero. Gradients are exchanged as a mean over the processes,
+    A forward without a masked label adds zero. Gradients are exchanged as a mean over the processes,
     which is why the loss is multiplied by their number.
     """
     losses = run.network(batch.to(run.accelerator.device))
@@ -238,7 +289,7 @@ def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torc
 
 
 def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:
-    """Linear warm-up, then constant or falling linearly to 0 at the last step."""
+    """Linear warm-up, then constant, or falling by equal parts to 0, which the step after the last would have."""
     rise = min(1.0, step / recipe.warmup_steps) if recipe.warmup_steps else 1.0
     left = max(1, recipe.steps - recipe.warmup_steps)
     fall = min(1.0, (recipe.steps - step + 1) / left) if recipe.decay == "linear" else 1.0
@@ -248,17 +299,29 @@ def _set_learning_rate(optimizer: Any, recipe: Adapt, step: int) -> float:
 
 
 @contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """A list that fills when SIGINT or SIGTERM arrives, so that a run can stop where its state is whole."""
+def interruptible(at_once: str = "") -> Iterator[list[int]]:
+    """A list that fills when SIGINT or SIGTERM arrives, so that a run can stop where its state is whole; the next
+    signal does what it did before. at_once: raise KeyboardInterrupt with these words instead."""
     arrived: list[int] = []
-    wanted = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def take(number: int, _: Any) -> None:
+        restore()
+        arrived.append(number)
+        if at_once:
+            raise KeyboardInterrupt(at_once)
+
     try:
-        before = [signal.signal(number, lambda n, _: arrived.append(n)) for number in wanted]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, take)
     except ValueError:  # not the main thread: signals are somebody else's
         yield arrived
         return
     try:
         yield arrived
     finally:
-        for number, handler in zip(wanted, before, strict=True):
-            signal.signal(number, handler)
+        restore()

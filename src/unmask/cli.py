@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import unmask
+from unmask.config import MOST_THREADS
 from unmask.errors import ConfigError, ToldError, UnmaskError
 from unmask.options import suggestion
 
@@ -117,8 +118,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _use_threads(count: int) -> None:
-    if count < 1:
-        raise ConfigError(f"--threads is {count}; allowed: at least 1")
+    if not 1 <= count <= MOST_THREADS:
+        raise ConfigError(f"--threads is {count}; allowed: from 1 to {MOST_THREADS}")
     os.environ["OMP_NUM_THREADS"] = str(count)  # for processes that this one starts
     import torch
 

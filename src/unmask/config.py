@@ -7,6 +7,7 @@ everything from the fields.
 """
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
@@ -32,6 +33,18 @@ def option(
 
 def positive(value: int) -> bool:
     return value >= 1
+
+
+def between(low: int, high: int) -> dict[str, Any]:
+    """Check and words of an `option` that is a whole number."""
+    return {"check": lambda v: low <= v <= high, "allowed": f"from {low} to {high}"}
+
+
+LARGEST = 1e30
+"""What a rate or a factor of training may be at most: its products with weights stay within float32 for a while."""
+ABOVE_ZERO: dict[str, Any] = {"check": lambda v: 0 < v <= LARGEST, "allowed": f"above 0, at most {LARGEST:g}"}
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
+"""Far more threads than cores end a process."""
 
 
 def fraction(value: float) -> bool:

@@ -40,7 +40,7 @@ def join(recipe: Adapt) -> Any:
     for name in trackers:
         if find_spec(name) is None:
             raise MissingExtraError(name, "track")
-    there, plugin = torch.accelerator.is_available(), _deepspeed(recipe)
+    there, plugin = torch.cuda.is_available(), _deepspeed(recipe)  # attention has no form for other accelerators
     timeout = timedelta(seconds=recipe.process_timeout)
     accelerator = Accelerator(
         cpu=not there and plugin is None,  # accelerate takes DeepSpeed on a CPU when it is told the backend instead

@@ -1,15 +1,30 @@
 """A training recipe as frozen dataclasses: the keys of one TOML file, with their help and checks (see `config`)."""
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from unmask.config import Context, Scope, check_fields, finite_from_zero, fraction, option, positive
+from unmask.config import (
+    ABOVE_ZERO,
+    LARGEST,
+    MOST_THREADS,
+    Context,
+    Scope,
+    between,
+    check_fields,
+    finite_from_zero,
+    fraction,
+    option,
+    positive,
+)
 from unmask.errors import ConfigError
 
 ROLES = {"messages", "user", "assistant", "system", "prompt", "completion"}
 """What a column of a source may be."""
+MASKS = ("context", "layout", "complementary", "draws", "full_share", "noise", "block_sizes")
+"""Keys that say how tokens are masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +62,11 @@ class Adapt:
     data: tuple[str | Source, ...] = option(
         help="sources of rows: JSONL files, data sets, or tables with the keys of a source (docs/data.md)"
     )
-    output: str = option(help="directory of the run: model, training state, log")
+    output: str = option(
+        help="directory of the run: model, training state, log",
+        check=lambda v: bool(v.strip()),
+        allowed="a directory, which is new, empty or a run's",
+    )
 
     objective: Literal["diffusion", "next-token"] = option(
         "diffusion", help="diffusion: fill in masked blocks; next-token: the plain fine-tune of the same rows"
@@ -55,8 +74,8 @@ class Adapt:
     method: Literal["low-rank", "full"] = option(
         "low-rank", help="train low-rank adapters on all linear layers, or all weights"
     )
-    rank: int = option(16, help="rank of the adapters", check=positive, allowed="at least 1")
-    alpha: float = option(32.0, help="adapters are scaled by alpha / rank", check=lambda v: v > 0, allowed="above 0")
+    rank: int = option(16, help="rank of the adapters", **between(1, 4096))
+    alpha: float = option(32.0, help="adapters are scaled by alpha / rank", **ABOVE_ZERO)
     start_from: str | None = option(None, help="adapter directory to continue from instead of fresh adapters")
 
     context: Context = option(
@@ -65,13 +84,13 @@ class Adapt:
     adapter_scope: Scope = option(
         "all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays"
     )
-    block_size: int = option(32, help="positions denoised together (D)", check=positive, allowed="at least 1")
+    block_size: int = option(32, help="positions denoised together (D)", **between(1, 8192))
     sub_block_size: int = option(
         8, help="slots finished together when decoding (S)", check=positive, allowed="a divisor of block_size"
     )
     mask_id: int | None = option(None, help="token id for the mask; none takes an unused one")
 
-    max_length: int = option(512, help="tokens of a row", check=lambda v: v >= 2, allowed="at least 2")
+    max_length: int = option(512, help="tokens of a row", **between(2, 2**20))
     truncation: Literal["keep", "drop"] = option(
         "keep", help="a longer row is cut (its cut end is not learned as an end), or dropped"
     )
@@ -89,9 +108,7 @@ class Adapt:
         "stream, all noisy blocks; reference: the published [x_0 ; x_t] once per view. The gradient is the same",
     )
     complementary: bool = option(True, help="a second view masks what the first one shows (section 3.2)")
-    draws: int = option(
-        1, help="draws of noise per row and step over one clean stream", check=positive, allowed="at least 1"
-    )
+    draws: int = option(1, help="draws of noise per row and step over one clean stream", **between(1, 256))
     full_share: float = option(
         0.0, help="share of blocks that are masked completely", check=fraction, allowed="from 0 to 1"
     )
@@ -114,7 +131,7 @@ class Adapt:
         allowed="0 or a positive number",
     )
 
-    steps: int = option(300, help="optimizer steps", check=positive, allowed="at least 1")
+    steps: int = option(300, help="optimizer steps", **between(1, 10**9))
     batch_rows: int = option(8, help="rows of one forward", check=positive, allowed="at least 1")
     batch_tokens: int | None = option(
         None,
@@ -123,14 +140,23 @@ class Adapt:
         allowed="at least 1",
     )
     accumulation: int = option(1, help="forwards of one step", check=positive, allowed="at least 1")
-    learning_rate: float = option(1e-4, help="peak learning rate of AdamW", check=lambda v: v > 0, allowed="above 0")
+    learning_rate: float = option(1e-4, help="peak learning rate of AdamW", **ABOVE_ZERO)
     warmup_steps: int = option(20, help="steps of linear warm-up", check=lambda v: v >= 0, allowed="0 or more")
-    decay: Literal["constant", "linear"] = option("constant", help="learning rate after the warm-up; linear falls to 0")
-    weight_decay: float = option(0.0, help="of AdamW", check=finite_from_zero, allowed="0 or a positive number")
+    decay: Literal["constant", "linear"] = option(
+        "constant", help="learning rate after the warm-up; linear falls by equal parts, the last step's is one part"
+    )
+    weight_decay: float = option(
+        0.0, help="of AdamW", check=lambda v: 0 <= v <= LARGEST, allowed=f"from 0 to {LARGEST:g}"
+    )
     clip: float = option(1.0, help="largest norm of the gradient", check=lambda v: v > 0, allowed="above 0")
-    seed: int = option(0, help="decides adapters' start, row order and noise")
+    seed: int = option(0, help="decides adapters' start, row order and noise", **between(-(2**63), 2**63 - 1))
     save_every: int = option(50, help="steps between saved training states", check=positive, allowed="at least 1")
-    keep: int = option(1, help="saved training states that stay", check=positive, allowed="at least 1")
+    keep: int = option(
+        1,
+        help="saved training states that stay, beside one whose next step has not passed yet",
+        check=positive,
+        allowed="at least 1",
+    )
     explosion: float = option(
         5.0,
         help="stop when the loss is above this many times the median of the last 50 steps (a median below 1 nat counts "
@@ -151,14 +177,15 @@ class Adapt:
     process_timeout: int = option(
         600,
         help="seconds that a process waits for the others of the run before it gives up",
-        check=positive,
-        allowed="at least 1",
+        **between(1, 30 * 24 * 3600),
     )
     checkpointing: bool = option(
-        False, help="compute a layer's activations again in the backward pass: less memory, a third more work"
+        False,
+        help="compute a layer's activations again in the backward pass: less memory; a third more work with method "
+        "full, half more with low-rank",
     )
     threads: int | None = option(
-        None, help="CPU threads; 1 makes a run repeatable bit for bit", check=positive, allowed="at least 1"
+        None, help="CPU threads; 1 makes a run repeatable bit for bit", **between(1, MOST_THREADS)
     )
     dtype: Literal["fp32", "bf16"] = option(
         "fp32", help="number type of the matrix products; weights and optimizer stay float32"
@@ -178,6 +205,12 @@ class Adapt:
             raise ConfigError(f"block_sizes is {list(self.block_sizes)}; they must rise and end with {self.block_size}")
         if self.block_sizes and self.block_sizes[0] < 1:
             raise ConfigError(f"block_sizes is {list(self.block_sizes)}; allowed: at least 1")
+        smallest = min(self.block_size, *self.block_sizes) if self.block_sizes else self.block_size
+        if smallest == 1 and self.context == "causal" and self.objective == "diffusion":
+            raise ConfigError(
+                "blocks of 1 leave nothing to learn in context 'causal', where a block's first slot is never masked; "
+                "give a block_size from 2 on, or objective 'next-token'"
+            )
         if self.distill and (self.context != "causal" or self.layout == "reference"):
             raise ConfigError(
                 f"distill is {self.distill}; it needs context 'causal' and layout lean or shared: elsewhere the clean "
@@ -214,8 +247,25 @@ class Adapt:
             return
         if self.method != "full" or (diffusion and self.context != "block"):
             raise ConfigError("reference_quirks needs method 'full' and context 'block', as the paper has them")
-        if self.max_length % self.block_size:
+        if (diffusion or self.padding) and self.max_length % self.block_size:
             raise ConfigError(
                 f"reference_quirks needs a max_length that is a multiple of block_size {self.block_size}, not "
                 f"{self.max_length}"
             )
+
+    def idle(self) -> list[str]:
+        """The keys that were given a value which, by other keys, has no effect."""
+        packed, quiet = self.reference_quirks, []
+        if self.objective == "next-token":
+            quiet += [*MASKS, *(["mask_id"] if not (packed and self.padding) else [])]
+        if packed:
+            quiet.append("truncation")
+        default = {f.name: f.default for f in fields(self)}
+        return [name for name in quiet if getattr(self, name) != default[name]]
+
+
+def warn_of_idle(recipe: Adapt) -> None:
+    """Say in one line which keys have no effect."""
+    if idle := recipe.idle():
+        why = "objective 'next-token'" if recipe.objective == "next-token" else "reference_quirks"
+        warnings.warn(f"{', '.join(idle)}: no effect with {why}; leave it out", stacklevel=2)

@@ -38,8 +38,7 @@ def shared_rows(recipe: Adapt, learner: Learner, accelerator: Any) -> tuple[Rows
         wanted["validation_data"] = recipe.validation_data
     with alone(accelerator) as first:
         if first:
-            with _made(output):
-                _encode(output, wanted, recipe, learner)
+            _encode(output, wanted, recipe, learner)
     found = {name: _opened(output / DIRECTORY / name) for name in wanted}
     accelerator.wait_for_everyone()
     if accelerator.num_processes == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
@@ -76,40 +75,32 @@ def alone(accelerator: Any) -> Iterator[bool]:
     processes.broadcast_object_list(done, src=0, group=group)
     processes.destroy_process_group(group)
     if not done[0]:
-        raise ToldError("the first process of the run could not read the rows; its own line says why")
-
-
-@contextmanager
-def _made(output: Path) -> Iterator[None]:
-    """The directory of the run; where it was made here, a failure takes it back."""
-    fresh = not output.exists()
-    with writing(output):
-        output.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if fresh:
-            with suppress(OSError):
-                output.rmdir()
-        raise
+        raise ToldError("the first process of the run has failed; its own line says why")
 
 
 def _encode(output: Path, wanted: dict[str, Any], recipe: Adapt, learner: Learner) -> None:
-    for left in output.glob(f".{DIRECTORY}.*.tmp"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
     with replacing(output / DIRECTORY) as fresh:
         for name, sources in wanted.items():
             (fresh / name).mkdir()
-            load_rows(
-                sources,
-                learner.tokenizer,
-                max_length=recipe.max_length,
-                truncation=recipe.truncation,
-                stop_ids=learner.spec.stop_ids,
-                seed=recipe.seed,
-                packing=packing_of(recipe, learner.spec.mask_id),
-                directory=fresh / name,
-            )
+            read_rows(sources, recipe, learner.tokenizer, learner.spec.stop_ids, learner.spec.mask_id, fresh / name)
+
+
+def read_rows(
+    sources: Any, recipe: Adapt, tokenizer: Any, stop_ids: tuple[int, ...], mask_id: int, directory: Path | None = None
+) -> Rows:
+    """`load_rows` as the recipe says."""
+    return load_rows(
+        sources,
+        tokenizer,
+        max_length=recipe.max_length,
+        truncation=recipe.truncation,
+        stop_ids=stop_ids,
+        seed=recipe.seed,
+        packing=packing_of(recipe, mask_id),
+        directory=directory,
+    )
 
 
 def _opened(directory: Path) -> Rows:

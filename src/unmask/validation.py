@@ -6,8 +6,9 @@ predicts it; there is no gradient and no dropout.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from torch import Tensor
 from unmask.core.blocks import filler
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, NoisyRow, collate, noisy_row
-from unmask.data import Chosen, Row
+from unmask.data import Chosen, Row, Rows, consecutive
 from unmask.errors import ConfigError
 from unmask.noising import noised, without_labels
-from unmask.processes import share, summed
+from unmask.processes import anywhere, share, summed
 from unmask.recipe import Adapt
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
@@ -38,6 +39,18 @@ class Validation:
     levels: dict[str, float]
     best_loss: float
     best_step: int
+
+
+def due(recipe: Adapt, step: int) -> bool:
+    """Whether a step is followed by a validation."""
+    return step > 0 and (step == recipe.steps or step % recipe.validate_every == 0)
+
+
+def divided(found: Rows, others: Rows, recipe: Adapt) -> tuple[Rows, Sequence[Row]]:
+    """What to learn from, and the rows for validation; of the rows of `data` and those of `validation_data`."""
+    rows, held = held_out(found.rows, recipe)
+    counts = found.counts + Counter({"held out for validation": len(held)})  # a sum leaves out what is 0
+    return replace(found, rows=rows, counts=counts, digests=found.digests | others.digests), held or others.rows
 
 
 def held_out(rows: Sequence[Row], recipe: Adapt) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -71,27 +84,43 @@ def validate(
     rows: Sequence[Row],
     mask_id: int,
     step: int,
-    before: Validation | None,
-) -> Validation:
-    """Measure; every process calls this, each computes its share. `before`: the run's last validation."""
+    before: Sequence[Validation],
+    interrupted: Sequence[int] = (),
+) -> Validation | None:
+    """Measure; every process calls this, each computes its share. before: the run's validations so far. interrupted:
+    once something is in it, None is returned, before the next forward."""
     shares = LEVELS if recipe.objective == "diffusion" else ()  # a next-token fine-tune has no masks
     noises: list[Noise] = [_as_trained, *(_at(level) for level in shares)]
-    sums = torch.stack([_measure(recipe, network, accelerator, rows, mask_id, noise) for noise in noises])
-    sums = summed(accelerator, sums.to(accelerator.device))
+    measured = []
+    for noise in noises:
+        total = _measure(recipe, network, accelerator, rows, mask_id, noise, interrupted)
+        if total is None:
+            return None
+        measured.append(total)
+    sums = summed(accelerator, torch.stack(measured).to(accelerator.device))
     loss, *others = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
     levels = {f"{level:g}": value for level, value in zip(shares, others, strict=True)}
-    if before is None or loss < before.best_loss:
+    if not before or loss < before[-1].best_loss:
         return Validation(loss, levels, loss, step)
-    return Validation(loss, levels, before.best_loss, before.best_step)
+    return Validation(loss, levels, before[-1].best_loss, before[-1].best_step)
 
 
 @torch.no_grad()
-def _measure(recipe: Adapt, network: Any, accelerator: Any, rows: Sequence[Row], mask_id: int, noise: Noise) -> Tensor:
-    """Double [2]: summed loss and number of masked labels over this process's share of the rows."""
-    size = recipe.batch_rows
-    window = [list(range(at, min(at + size, len(rows)))) for at in range(0, len(rows), size)]
+def _measure(
+    recipe: Adapt,
+    network: Any,
+    accelerator: Any,
+    rows: Sequence[Row],
+    mask_id: int,
+    noise: Noise,
+    interrupted: Sequence[int],
+) -> Tensor | None:
+    """Double [2]: summed loss and number of masked labels over this process's share of the rows; None if stopped."""
+    window = consecutive(rows, recipe)
     total = torch.zeros(2, dtype=torch.float64)
     for part in share(window, accelerator.process_index, accelerator.num_processes):
+        if anywhere(accelerator, interrupted):
+            return None
         chosen = [(n, rows[n]) for n in part] or [(0, without_labels(rows[0]))]
         batch = collate([noisy for n, row in chosen for noisy in noise(recipe, row, mask_id, n)])
         loss = network(batch.to(accelerator.device))[0]

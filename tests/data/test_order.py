@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unmask.data import Order, Row, batches
+from unmask.data import Order, Row, consecutive
 
 
 def rows(*lengths):
@@ -32,9 +32,19 @@ def test_an_epoch_has_every_row_once(accumulation, tokens):
     assert all(sorted(seen[n]) == list(range(103)) for n in range(3)) and seen[0] != seen[1]
 
 
-def test_rows_of_a_forward_are_those_of_batches():
-    order, epochs = Order(MANY, settings()), [batches(MANY, 4, seed=0, epoch=epoch) for epoch in range(2)]
-    assert [order.at(step)[1] for step in range(1, 53)] == [[part] for epoch in epochs for part in epoch]
+def test_forwards_over_rows_as_they_come_hold_as_many_as_they_may():
+    some = rows(30, 10, 70, 20, 5)
+    assert consecutive(some, settings(batch_rows=2)) == [[0, 1], [2, 3], [4]]
+    assert consecutive(some, settings(batch_tokens=60)) == [[0, 1], [2], [3, 4]]
+
+
+@pytest.mark.parametrize("tokens", [None, 50])
+def test_a_late_step_is_found_without_counting_from_the_start(tokens, monkeypatch):
+    order, made = Order(rows(5, 20, 30, 40, 9), settings(batch_tokens=tokens, batch_rows=2)), []
+    ends = [order.at(step) for step in range(1, 3000)]
+    end = order.end
+    monkeypatch.setattr(order, "end", lambda epoch: made.append(epoch) or end(epoch))
+    assert order.at(2998) == ends[2997] and order.at(2999) == ends[2998] and len(made) <= 4
 
 
 def test_a_forward_holds_as_many_tokens_as_it_may():

@@ -92,7 +92,7 @@ def test_an_unknown_key_and_a_refused_value_in_a_recipe(toml, failed):
     toml.write_text(text + "packing = true\n")
     assert f"{toml}, line 10: packing is not a setting" in failed("adapt", toml)
     toml.write_text(text.replace("steps = 4", "steps = 0"))
-    assert f"{toml}, line 7: steps is 0; allowed: at least 1" in failed("adapt", toml)
+    assert f"{toml}, line 7: steps is 0; allowed: from 1 to 1000000000" in failed("adapt", toml)
 
 
 def test_a_missing_base_and_a_missing_recipe(toml, tmp_path, failed):

@@ -15,6 +15,7 @@ from unmask.data import Row, load_rows
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model.learner import Learner
 from unmask.noising import noised
+from unmask.plan import plan
 from unmask.recipe import Source
 
 PLAIN = {"objective": "next-token"}
@@ -122,3 +123,37 @@ def test_sources_with_weights_in_forwards_of_so_many_tokens_resume_exactly(base,
     changed = replace(broken, data=(str(data), Source(path=str(more), weight=1.4)))
     with pytest.raises(CheckpointError, match="data is .* resume with the same recipe"):
         train(changed, resume=True)
+
+
+IDLE = {
+    "context": "causal",
+    "layout": "shared",
+    "complementary": False,
+    "draws": 2,
+    "full_share": 0.5,
+    "noise": "late",
+    "block_sizes": (4, 8),
+    "mask_id": 7,
+}
+
+
+@pytest.mark.parametrize("key", IDLE)
+def test_a_setting_without_effect_is_said(key, base, data, tmp_path):
+    settings = recipe(base, data, tmp_path / "run", steps=1, **PLAIN, **{key: IDLE[key]})
+    for start in (lambda: train(settings), lambda: plan(settings, measure=False)):
+        with pytest.warns(UserWarning, match=f"^{key}: no effect with objective 'next-token'; leave it out"):
+            start()
+
+
+def test_the_papers_packing_says_what_it_ignores_and_asks_for_nothing_without_effect(base, data, tmp_path, recwarn):
+    packed = {"method": "full", "reference_quirks": True}
+    settings = recipe(base, data, tmp_path / "run", truncation="drop", max_length=64, **packed)
+    assert settings.idle() == ["truncation"]
+    unfilled = recipe(base, data, tmp_path / "run", padding=False, max_length=60, **packed, **PLAIN)
+    assert unfilled.idle() == [] and replace(unfilled, mask_id=7).idle() == ["mask_id"]
+    assert replace(unfilled, max_length=64, padding=True, mask_id=7).idle() == []
+    for wrong in ({"objective": "diffusion"}, {"padding": True}):
+        with pytest.raises(ConfigError, match="max_length that is a multiple of block_size 8, not 60"):
+            replace(unfilled, **wrong)
+    train(recipe(base, data, tmp_path / "run", steps=1, **PLAIN))
+    assert not [w for w in recwarn if "no effect" in str(w.message)]

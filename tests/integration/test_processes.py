@@ -7,10 +7,11 @@ import time
 import pytest
 from processes import Nursery
 from safetensors.torch import load_file
-from training import log, many_rows, save_base, save_rows
+from training import log, many_rows, recipe, save_base, save_rows
 
+from unmask.errors import ConfigError
 from unmask.model.trainstate import states
-from unmask.processes import share
+from unmask.processes import join, share
 
 SETTINGS = {
     "full-block": {"method": "full", "accumulation": 2, "validation_rows": 3.0, "validate_every": 2},
@@ -147,3 +148,19 @@ def test_o6_03_a_killed_process_ends_the_run_and_any_number_resumes(place, nurse
     assert nursery.wait() == [130, 130]
     nursery.run(toml, broken, "--resume")
     assert_same_run(one, broken)
+
+
+def test_an_accelerator_that_attention_has_no_form_for_is_left_alone(place, monkeypatch):
+    """As on an Apple computer, where PyTorch offers mps."""
+    taken = []
+
+    def joined(**given):
+        taken.append(given["cpu"])
+        raise ConfigError("enough seen")
+
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("accelerate.Accelerator", joined)
+    with pytest.raises(ConfigError, match="enough seen"):
+        join(recipe(place / "base", place / "rows.jsonl", place / "mps"))
+    assert taken == [True]

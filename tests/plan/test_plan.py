@@ -1,6 +1,7 @@
 """What `adapt --dry-run` says, against the paper's figures and against what training then does."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,11 @@ FORMS = {
     "low-rank-bf16": {"dtype": "bf16"},
     "draft": {"context": "causal", "adapter_scope": "draft"},
     "checkpointing": {"method": "full", "checkpointing": True},
+    "low-rank-checkpointing": {"checkpointing": True},
+    "draft-checkpointing": {"context": "causal", "adapter_scope": "draft", "checkpointing": True},
+    "distilled": {"context": "causal", "distill": 0.5},
+    "distilled-draft": {"context": "causal", "adapter_scope": "draft", "distill": 0.5},
+    "next-token-loss": {"context": "causal", "ar_weight": 0.5, "method": "full"},
     "next-token": {"method": "full", "objective": "next-token"},
     "published-layout": {"method": "full", "layout": "reference"},
 }
@@ -85,7 +91,7 @@ def measured(request, base, data, tmp_path_factory):
     with counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             losses = learner(collate(rows))
-        losses[0].backward()
+        ((1 - settings.distill) * losses[0] + settings.ar_weight * losses[1] + settings.distill * losses[2]).backward()
     causal = settings.context == "causal" or settings.objective == "next-token"
     total = sum((fed(row, settings.block_size, causal) for row in rows), Fed())
     assert total.positions == sum(len(row.ids) for row in rows)
@@ -148,7 +154,7 @@ def test_more_devices_take_less_time_and_memory(base, data, tmp_path):
     assert one.seconds == pytest.approx(8 * eight.seconds) == pytest.approx(made.operations / (989e12 * 0.4))
     assert one.bytes_each == pytest.approx(made.memory.total) and eight.bytes_each < one.bytes_each and one.fits
     assert [(d.count, d.memory) for d in (gpus("H200"), gpus("64xa100"))] == [(1, 141e9), (64, 80e9)]
-    for text in ("8xH999", "0xH100", "xH100", ""):
+    for text in ("8xH999", "0xH100", "00xH100", "xH100", "", "9" * 400 + "xH100"):
         with pytest.raises(ConfigError, match="--gpus is .*; allowed: Nx and one of A100-40GB, A100, H100"):
             gpus(text)
 
@@ -200,3 +206,28 @@ def test_the_command_prints_lines_or_json_and_trains_nothing(base, tmp_path, cap
 def test_flags_of_the_dry_run_do_not_train(base, data, tmp_path, flag, capsys):
     assert cli(["adapt", written(tmp_path, recipe(base, data, tmp_path / "run")), *flag]) == 2
     assert f"error: {flag[0]} belongs to --dry-run" in capsys.readouterr().err
+
+
+def test_rows_for_validation_are_not_learned_from(base, data, tmp_path):
+    settings = recipe(base, data, tmp_path / "run", steps=6, validation_rows=5.0, validate_every=3)
+    made = plan(settings, ["H100"], measure=False)
+    assert (made.rows, made.validated) == (17, 5)
+    assert [progress.epoch for progress in adapt(settings)][-1] < made.epochs == pytest.approx(1 + 1 / 5)
+    assert made.labels_per_step.mean == pytest.approx(sum(line["labels"] for line in log(tmp_path / "run")) / 6)
+    with pytest.raises(ConfigError, match="validation_rows is 22, but there are 22 rows"):
+        plan(recipe(base, data, tmp_path / "o", validation_rows=22.0), measure=False)
+    held = save_rows(tmp_path / "held.jsonl", many_rows(4))
+    made = plan(recipe(base, data, tmp_path / "o", validation_data=(str(held),)), measure=False)
+    assert (made.rows, made.validated) == (22, 4)
+    with pytest.raises(DataError, match="gone.jsonl: there is no such file"):
+        plan(recipe(base, data, tmp_path / "o", validation_data=(str(tmp_path / "gone.jsonl"),)), measure=False)
+
+
+@pytest.mark.parametrize("fields", [{"steps": 10**9}, {"steps": 10**9, "batch_tokens": 150}, {"draws": 256}])
+def test_a_plan_of_any_size_is_quick(base, data, tmp_path, fields):
+    began = time.perf_counter()
+    made = plan(recipe(base, data, tmp_path / "run", **fields), measure=False)
+    assert time.perf_counter() - began < 15
+    if "steps" in fields:
+        few = plan(recipe(base, data, tmp_path / "run", **fields | {"steps": 200}), measure=False)
+        assert made.epochs / few.epochs == pytest.approx(10**9 / 200, rel=0.1)

@@ -66,7 +66,7 @@ def cases_of(ref: str, data: Sequence[str], rows: int, dtype: Any) -> dict[tuple
         recipe = Adapt(
             base=ref,
             data=tuple(data) or ("random tokens",),
-            output="",
+            output="nowhere",  # nothing is run
             rank=RANK,
             block_size=BLOCK,
             sub_block_size=8,

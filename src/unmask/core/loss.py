@@ -16,7 +16,8 @@ def label_loss(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
     """Sum over labels of -log p(target), in float32.
 
     hidden: Float [label, hidden], already taken one position to the left; target: Long [label]; head gives logits.
-    Logits are made for labels alone, a chunk at a time, and made again in the backward pass.
+    Logits are made for labels alone; where they are more than a chunk, a chunk at a time and again in the backward
+    pass.
     """
 
     def chunk_loss(part: Tensor, labels: Tensor) -> Tensor:
@@ -41,9 +42,9 @@ def teacher_loss(hidden: Tensor, teacher: Tensor, head: Head) -> Tensor:
 
 
 def _summed(chunk_loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, beside: Tensor) -> Tensor:
-    total = hidden.new_zeros((), dtype=torch.float32) + 0.0 * hidden.float().sum()
+    if len(beside) <= CHUNK:
+        return chunk_loss(hidden, beside)
+    total = hidden.new_zeros((), dtype=torch.float32)
     for part, other in zip(hidden.split(CHUNK), beside.split(CHUNK), strict=True):
-        if len(other) == len(beside):
-            return chunk_loss(part, other)
         total = total + checkpoint(chunk_loss, part, other, use_reentrant=False)
     return total

@@ -77,7 +77,7 @@ def training_mask(query: Streams, key: Streams, causal: bool, window: int | None
 
 
 def training_block_mask(query: Streams, key: Streams, causal: bool, window: int | None = None) -> object:
-    """The same rule as a flex attention BlockMask (for GPUs; the mask then depends on neither head nor step)."""
+    """The same rule as a flex attention BlockMask (for GPUs): one for all layers and heads of a forward."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:

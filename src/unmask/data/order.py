@@ -1,5 +1,6 @@
 """The order of rows: which rows share a forward and which forwards a step, decided by (seed, epoch) alone."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import ceil
 from typing import Any
@@ -14,17 +15,20 @@ POOL = 16
 """Forwards' worth of shuffled rows that are sorted by length, so that neighbours have similar lengths."""
 
 
-def batches(rows: Sequence[Any], size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Row numbers of each batch of one epoch: shuffled, then grouped so that neighbours have similar lengths.
-
-    Depends on (seed, epoch) alone. The last batch of an epoch may be smaller.
-    """
-    return grouped(lengths(rows).tolist(), size, None, seed=seed, epoch=epoch)
+def consecutive(rows: Sequence[Any], recipe: Adapt) -> list[list[int]]:
+    """Row numbers of each forward over rows as they come, by the recipe's batch_rows or batch_tokens."""
+    numbers = list(range(len(rows)))
+    if recipe.batch_tokens is None:
+        return _by_rows(numbers, recipe.batch_rows)
+    return _by_tokens(numbers, recipe.batch_tokens, lengths(rows).tolist())
 
 
 def grouped(lengths: list[int], size: int, tokens: int | None, *, seed: int, epoch: int) -> list[list[int]]:
-    """`batches` from the rows' lengths; with `tokens` a batch has, in place of `size` rows, as many as hold up to that
-    many tokens, and at least one."""
+    """Row numbers of each batch of one epoch: shuffled, then grouped so that neighbours have similar lengths.
+
+    Depends on (seed, epoch) alone. With `tokens` a batch has, in place of `size` rows, as many as hold up to that many
+    tokens, and at least one. The last batch of an epoch may be smaller.
+    """
     if tokens is not None:
         size = max(1, tokens * len(lengths) // max(1, sum(lengths)))
     generator = seeded("order", seed, epoch)
@@ -66,9 +70,12 @@ class Order:
 
     def at(self, step: int) -> tuple[int, list[list[int]]]:
         """Epoch and row numbers of each forward of `step`, counted from 1."""
-        epoch = 0
-        while self.end(epoch) < step:
-            epoch += 1
+        if self.batch_tokens is None:
+            epoch = (step - 1) // self.end(0)
+        else:
+            while not self._ends or self._ends[-1] < step:
+                self.end(len(self._ends))
+            epoch = bisect_left(self._ends, step)
         place = step - 1 - (self.end(epoch - 1) if epoch else 0)
         return epoch, self._made(epoch)[place * self.accumulation : (place + 1) * self.accumulation]
 

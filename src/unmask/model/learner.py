@@ -31,7 +31,7 @@ class Learner(nn.Module):
         loaded = checkpoint.load_checkpoint(recipe.base)
         if adapters.is_adapter(loaded.path):
             raise ConfigError(f"base is '{recipe.base}', an adapter; give its base, and the adapter as start_from")
-        self.own_dtype, self.tokenizer = loaded.dtype, loaded.tokenizer
+        self.base_path, self.own_dtype, self.tokenizer = loaded.path, loaded.dtype, loaded.tokenizer
         loaded.model.float()
         self.diffusion = recipe.objective == "diffusion"
         stated = loaded.spec.mask_id if loaded.spec is not None and recipe.mask_id is None else recipe.mask_id
@@ -77,6 +77,7 @@ class Learner(nn.Module):
         from peft import set_peft_model_state_dict
 
         start, recipe = adapters.read_adapter(directory), self.recipe
+        self._check_start(directory)
         rank = next(iter(start.pairs.values()))[0].shape[0]
         if rank != recipe.rank or start.scale != recipe.alpha / recipe.rank:
             raise ConfigError(
@@ -84,15 +85,41 @@ class Learner(nn.Module):
                 f"{recipe.rank} and {recipe.alpha:g}; use the same"
             )
         tensors = adapters.read_tensors(directory / adapters.WEIGHTS)
-        if odd := sorted(set(tensors) ^ set(adapters.peft_state(self.peft)[0])):
+        found, wanted = ({name: t.shape for name, t in d.items()} for d in (tensors, adapters.peft_state(self.peft)[0]))
+        if odd := sorted(name for name in found | wanted if found.get(name) != wanted.get(name)):
             raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} (weight {odd[0]})")
+        vector, own = start.mask_vector, self.mask_vector
+        if vector is not None and own is not None and vector.shape != own.shape:
+            raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} ({adapters.MASK})")
         set_peft_model_state_dict(self.peft, {name: t.float() for name, t in tensors.items()})
-        if start.mask_vector is not None and self.mask_vector is not None:
-            self.mask_vector.data.copy_(start.mask_vector)
+        if vector is not None and own is not None:
+            own.data.copy_(vector)
+
+    def _check_start(self, directory: Path) -> None:
+        """ConfigError where an adapter was trained on another base, or otherwise than this recipe trains."""
+        about = adapters.about(directory)
+        spec, base = about.get("spec"), about.get("base_sha256")
+        if base and base != (own := checkpoint.base_digest(self.base_path)):
+            raise ConfigError(
+                f"start_from {directory} was trained on a base with sha256 {base}, {self.recipe.base} has {own}; "
+                "give its own base"
+            )
+        if spec and not self.diffusion:
+            raise ConfigError(f"start_from {directory} was trained to fill masks, objective 'next-token' has none")
+        for key in ("mask_id", "context", "adapter_scope"):
+            if spec and spec.get(key) != (now := getattr(self.spec, key)):
+                raise ConfigError(
+                    f"start_from {directory} has {key} {spec.get(key)!r}, the recipe {now!r}; use the same"
+                )
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name → parameter that learns, in a fixed order."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    @property
+    def saved_as(self) -> torch.dtype:
+        """The type on disk of what learns: adapters are saved in float16, a whole model in its base's type."""
+        return self.own_dtype if self.peft is None else torch.float16
 
     def forward(self, batch: StreamBatch) -> Tensor:
         """Float [3]: the summed loss over masked labels, over next-token labels, and the divergence from the clean
@@ -134,6 +161,8 @@ class Learner(nn.Module):
         A next-token fine-tune is saved as the plain model or adapter that it is, without a BlockSpec.
         """
         spec = self.spec if self.diffusion else None
+        if broken := unfit({name: p.detach() for name, p in self.trainable().items()}, self.saved_as):
+            raise CheckpointError(f"{broken}; nothing was saved to {directory}, lower learning_rate or weight_decay")
         if self.peft is None:
             checkpoint.save_full(self.model, self.tokenizer, spec, directory, dtype=self.own_dtype)
             return
@@ -165,6 +194,15 @@ def _mean_embedding(model: Any) -> Tensor:
     embedding = model.get_input_embeddings()
     with torch.no_grad():
         return embedding(torch.arange(embedding.weight.shape[0], device=embedding.weight.device)).mean(dim=0)
+
+
+def unfit(tensors: dict[str, Tensor], dtype: torch.dtype) -> str:
+    """What is not finite in a type, in words; nothing where all are."""
+    for name, tensor in tensors.items():
+        if not tensor.to(dtype).isfinite().all():
+            kind = str(dtype).removeprefix("torch.")
+            return f"{name} is not finite in {kind}: its largest value is {float(tensor.abs().max()):.3g}"
+    return ""
 
 
 def load_trainable(learner: Learner, tensors: dict[str, Tensor], where: Path) -> None:

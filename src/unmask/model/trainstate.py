@@ -1,12 +1,17 @@
 """The state of a training run on disk: float32 weights that learn, AdamW's moments, and where the run stands.
 
-Only safetensors and JSON, so resuming never unpickles anything. A state is a directory that appears whole by a rename;
-older ones are removed afterwards. It holds whole tensors, however many processes shared them, so that a run may go on
-in another number of processes.
+Only safetensors and JSON, so resuming never unpickles anything. A state is a directory that appears whole by a rename.
+It holds whole tensors, however many processes shared them, so that a run may go on in another number of processes.
+
+A state is good once the loss of the step after it has passed, and only then do older ones go. One whose next step
+failed is set aside under another name, so that the run resumes from the good one before it.
 """
 
 import json
+import os
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +23,11 @@ from unmask.errors import CheckpointError
 from unmask.model import zero
 from unmask.model.adapters import read_tensors
 from unmask.model.files import read_json, replacing
-from unmask.model.learner import Learner, load_trainable
+from unmask.model.learner import Learner, load_trainable, unfit
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+STATE, DOUBTED = "state", "doubted"
+OLDER = "remove it and resume from an older state"
 
 
 def save_state(
@@ -29,28 +36,50 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     about: dict[str, Any],
     *,
-    keep: int = 1,
+    saved_as: torch.dtype = torch.float32,
     write: bool = True,
 ) -> None:
-    """Write `output/state-<step>`; when it is complete, states older than the last `keep` go.
+    """Write `output/state-<step>`.
 
-    parameters: what learns, by name, as the optimizer holds it (in several processes maybe a part of each).
-    `about` must hold the number of steps done. A state of that step that is there already is this one. What a killed
-    save left behind is removed. Every process of a run must call this, and one of them writes.
+    parameters: what learns, by name, as the optimizer holds it (in several processes maybe a part of each). saved_as:
+    the type that the model will be written in. `about` must hold the number of steps done. A state of that step that is
+    there already is this one. Every process of a run must call this, and one of them writes. Raises CheckpointError
+    for weights that are not finite in that type; nothing is written then.
     """
     weights = _weights(parameters, optimizer)
     moments = _moments(parameters, optimizer)
-    directory = output / f"state-{about['step']:07d}"
+    if broken := unfit(weights, saved_as):
+        raise CheckpointError(
+            f"after step {about['step']} {broken}; {last_good(states(output), output)}; lower learning_rate and "
+            "--resume, or weight_decay and start another --output"
+        )
+    directory = output / f"{STATE}-{about['step']:07d}"
     if not write or directory in states(output):
         return
-    for left in output.glob(".*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
     with replacing(directory) as fresh:
         save_file(weights, fresh / "weights.safetensors")
         save_file(moments, fresh / "optimizer.safetensors")
         (fresh / "state.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    for older in states(output)[:-keep]:
+
+
+def last_good(found: list[Path], output: Path) -> str:
+    """In words; found: the good ones."""
+    return f"the last good state is {found[-1]}" if found else f"no state was saved yet in {output}"
+
+
+def prune(output: Path, keep: int) -> None:
+    """The last state is good: remove all but the last `keep`, and what was set aside."""
+    for older in [*states(output)[:-keep], *_numbered(output, DOUBTED)]:
         shutil.rmtree(older, ignore_errors=True)
+
+
+def set_aside(state: Path) -> str:
+    """Give a state whose next step failed another name, under which nobody resumes from it; returns that name."""
+    aside = state.with_name(state.name.replace(STATE, DOUBTED, 1))
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):
+        os.replace(state, aside)
+    return aside.name
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -96,13 +125,24 @@ def _moments(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) ->
 
 
 def states(output: Path) -> list[Path]:
-    """Complete states, oldest first. Unfinished ones have hidden temporary names."""
-    return sorted(path for path in output.glob("state-*") if (path / "state.json").is_file())
+    """Complete states, oldest first. Unfinished ones have hidden temporary names; what else is called so is none."""
+    return _numbered(output, STATE)
+
+
+def step_of(state: Path) -> int:
+    return int(state.name.rpartition("-")[2])
+
+
+def _numbered(output: Path, kind: str) -> list[Path]:
+    found = [path for path in output.glob(f"{kind}-*") if re.fullmatch(rf"{kind}-[0-9]+", path.name)]
+    return sorted((path for path in found if (path / "state.json").is_file()), key=step_of)
 
 
 def load_weights(directory: Path, learner: Learner) -> dict[str, Any]:
     """Restore the weights of a state, before they are split over processes; returns what was said about it."""
     about = read_json(directory / "state.json")
+    if about.get("step") != step_of(directory):
+        raise CheckpointError(f"{directory}/state.json is damaged: it names no step {step_of(directory)}; {OLDER}")
     load_trainable(learner, read_tensors(directory / "weights.safetensors"), directory)
     return about
 
@@ -112,7 +152,7 @@ def load_moments(directory: Path, parameters: dict[str, Tensor], optimizer: torc
     moments = read_tensors(directory / "optimizer.safetensors")
     wanted = [f"{name}/{moment}" for name in parameters for moment in MOMENTS]
     if lacking := [key for key in wanted if key not in moments]:
-        raise CheckpointError(f"{directory} lacks '{lacking[0]}'; remove it and resume from an older state")
+        raise CheckpointError(f"{directory} lacks '{lacking[0]}'; {OLDER}")
     if zero.drives(optimizer):
         zero.put_moments(parameters, optimizer, moments)
         return

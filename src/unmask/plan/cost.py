@@ -17,13 +17,14 @@ from unmask.recipe import Adapt
 @dataclass(frozen=True)
 class Fed:
     """What some rows put into the network: positions of the clean stream and of the noisy ones, pairs of a query and a
-    key that it sees in each, and labels whose logits are made."""
+    key that it sees in each, masked labels, and labels of the next token."""
 
     clean: float = 0
     noisy: float = 0
     clean_pairs: float = 0
     noisy_pairs: float = 0
     labels: float = 0
+    following: float = 0
 
     @property
     def positions(self) -> float:
@@ -43,8 +44,8 @@ def fed(row: NoisyRow, block_size: int, causal: bool) -> Fed:
     position, start = row.streams.position, row.streams.start
     seen = position + 1 if causal else torch.clamp(start + block_size, max=row.clean)
     behind = torch.clamp(start, min=0, max=row.clean) + block_size
-    labels = len(row.target) + len(row.ar_target)
-    return Fed(row.clean, len(row.ids) - row.clean, int(seen[clean].sum()), int(behind[~clean].sum()), labels)
+    pairs = int(seen[clean].sum()), int(behind[~clean].sum())
+    return Fed(row.clean, len(row.ids) - row.clean, *pairs, len(row.target), len(row.ar_target))
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def memory(network: Network, recipe: Adapt, forward: Fed) -> Memory:
     weights 4 P, and 2 bytes of each matrix in bf16; gradients 4 T; moments 8 T, for P parameters of which T learn.
     Activations: `kept` values per position and layer; with checkpointing a layer's input for each layer, and all of one
     layer. In draft scope the clean stream keeps its keys and values alone. Logits: three float32 copies for up to CHUNK
-    labels at once.
+    labels of a loss at once.
     """
     learned, size = learning(network, recipe), 2 if recipe.dtype == "bf16" else 4
     copies = 2 * (network.matrices + network.vocab * network.hidden) if recipe.dtype == "bf16" else 0
@@ -92,7 +93,9 @@ def memory(network: Network, recipe: Adapt, forward: Fed) -> Memory:
         inside = layer * network.layers
     if draft:
         inside += 2 * size * forward.clean * network.keys * network.layers
-    logits = 3 * 4 * min(forward.labels, CHUNK) * network.vocab
+    labels = min(forward.labels, CHUNK) + (min(forward.following, CHUNK) if recipe.ar_weight else 0)
+    labels += min(forward.labels, CHUNK) if recipe.distill else 0
+    logits = 3 * 4 * labels * network.vocab
     return Memory(4.0 * network.parameters + copies, 4.0 * learned, 8.0 * learned, inside + logits)
 
 
@@ -116,11 +119,13 @@ def operations(network: Network, recipe: Adapt, step: Fed) -> float:
     Forward: 2 per matrix value and position, 4 per query width and seen pair and layer, 2 per value of the head and
     label. Backward: as much for the inputs' gradients and, where all weights learn, as much again for theirs; attention
     twice its forward. Low-rank adapters add 6 per value and position. Checkpointing repeats the layers' forward but for
-    its last matrix, more than CHUNK labels the head's. In draft scope the clean stream runs forward only.
+    its last product: a layer's last matrix or, behind it, the second half of its adapter. More than CHUNK labels repeat
+    the head's. Distilling makes the logits of the masked labels once more, and the teacher's, which have no backward.
+    In draft scope the clean stream runs forward only.
     """
     full, again = recipe.method == "full", int(recipe.checkpointing)
     draft = recipe.adapter_scope == "draft"
-    last = network.layers * network.hidden * network.ff
+    last = network.layers * network.hidden * network.ff if full else 0
     matrices = 2 * ((2 + full + again) * network.matrices - again * last)
     attention = 4 * network.queries * network.layers
     learned = matrices * step.noisy + (3 + again) * attention * step.noisy_pairs
@@ -128,6 +133,19 @@ def operations(network: Network, recipe: Adapt, step: Fed) -> float:
         seen = 2 * network.matrices * step.clean + attention * step.clean_pairs
     else:
         seen = matrices * step.clean + (3 + again) * attention * step.clean_pairs
-    adapters = 0 if full else 6 * network.adapters(recipe.rank) * (step.noisy if draft else step.positions)
-    head = 2 * network.vocab * network.hidden * step.labels * (2 + full + (step.labels > CHUNK * recipe.accumulation))
-    return learned + seen + adapters + head
+    values = (6 + 2 * again) * network.adapters(recipe.rank) - 2 * again * network.layers * recipe.rank * network.hidden
+    adapters = 0 if full else values * (step.noisy if draft else step.positions)
+    return learned + seen + adapters + 2 * network.vocab * network.hidden * _logits(recipe, step)
+
+
+def _logits(recipe: Adapt, step: Fed) -> float:
+    """Rows of logits that are computed, a backward pass counted as what it computes."""
+
+    def times(labels: float) -> float:
+        return labels * (2 + (recipe.method == "full") + repeated(labels))
+
+    def repeated(labels: float) -> bool:
+        return labels > CHUNK * recipe.accumulation
+
+    taught = times(step.labels) + step.labels * (1 + repeated(step.labels)) if recipe.distill else 0.0
+    return times(step.labels) + taught + (times(step.following) if recipe.ar_weight else 0.0)

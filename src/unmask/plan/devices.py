@@ -41,10 +41,10 @@ class Devices:
 
 def gpus(text: str) -> Devices:
     """`8xH100` → eight of them; ConfigError for a name that is not in the table."""
-    found = re.fullmatch(r"(?:(\d+)x)?(.+)", text)
+    found = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?(.+)", text)
     names = {name.lower(): name for name in GPUS}
     name = names.get(found[2].lower()) if found else None
-    if found is None or name is None or found[1] == "0":
+    if found is None or name is None:
         raise ConfigError(f"--gpus is '{text}'; allowed: Nx and one of {', '.join(GPUS)}")
     return Devices(name, int(found[1] or 1), *GPUS[name])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unmask.data import Order, Row, Rows, load_rows, packing_of
+from unmask.data import Order, Row, Rows
 from unmask.data.sources import UnavailableError
 from unmask.errors import CheckpointError
 from unmask.model.hf import generation_settings, load_tokenizer, read_config
@@ -17,10 +17,13 @@ from unmask.noising import noised
 from unmask.plan.cost import Fed, Memory, fed, learning, memory, operations
 from unmask.plan.devices import EFFICIENCY, USUAL, Devices, gpus, this_machine
 from unmask.plan.network import network_of
-from unmask.recipe import Adapt
+from unmask.recipe import Adapt, warn_of_idle
+from unmask.rowsharing import read_rows
+from unmask.validation import divided
 
-LOOKED_AT, SAMPLE = 1000, 64
-"""Steps whose rows are looked up, and rows that are noised to see what they put into the network."""
+LOOKED_AT, SAMPLE, EPOCHS = 1000, 64, 100
+"""Steps whose rows are looked up, draws of noise that are made to see what they put into the network, and epochs of
+unequal length that are looked up."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Estimate:
 class Plan:
     """What a recipe takes. unread: why rows were not read; then tokens and labels are the most that there can be.
 
-    sources: a count of each reason by source. labels: answer tokens per step. epochs: None where rows were not read.
+    sources: a count of each reason by source. validated: rows for validation, whose forwards are not in the operations.
+    labels: answer tokens per step. epochs: None where rows were not read.
     tokens: of the whole run. positions: fed per step, all streams. learning: values that learn. memory: of one device
     that holds everything. rows_bytes: of the encoded rows on the disk, in a file that all processes of a machine
     share. efficiency: share of the peak that the times expect.
@@ -55,6 +59,7 @@ class Plan:
     unread: str | None
     sources: dict[str, dict[str, int]]
     rows: int | None
+    validated: int
     rows_bytes: int | None
     steps: int
     epochs: float | None
@@ -79,11 +84,12 @@ def plan(recipe: Adapt, on: list[str] | None = None, *, measure: bool = True) ->
     Rows are read where the base's tokenizer and the data are at hand; hub data that are not are said in `unread`, any
     other fault of the data raises as it would in training.
     """
+    warn_of_idle(recipe)
     network = network_of(recipe.base)
     devices = [gpus(text) for text in on or USUAL]
     if measure:
         devices.insert(0, this_machine(recipe.dtype))
-    rows, mask_id, unread = _rows(recipe)
+    rows, held, mask_id, unread = _rows(recipe)
     looked = rows.rows or [_longest(recipe)]
     step, forward, tokens, labels = _fed(recipe, looked, mask_id, known=unread is None)
     needed, work = memory(network, recipe, forward), operations(network, recipe, step) * recipe.steps
@@ -91,6 +97,7 @@ def plan(recipe: Adapt, on: list[str] | None = None, *, measure: bool = True) ->
         unread,
         {name: dict(counts) for name, counts in rows.sources.items()},
         len(rows.rows) or None,
+        held,
         rows.bytes or None,
         recipe.steps,
         _epochs(recipe, looked) if unread is None else None,
@@ -107,28 +114,23 @@ def plan(recipe: Adapt, on: list[str] | None = None, *, measure: bool = True) ->
     )
 
 
-def _rows(recipe: Adapt) -> tuple[Rows, int, str | None]:
-    """The rows, the mask id, and why there are none."""
+def _rows(recipe: Adapt) -> tuple[Rows, int, int, str | None]:
+    """The rows, the number of those for validation, the mask id, and why there are none."""
     try:
         path = locate(recipe.base)
         config, _ = read_config(path)
         tokenizer = load_tokenizer(path, config)
         if tokenizer is None:
-            return Rows(), 0, f"{recipe.base} has no tokenizer"
+            return Rows(), 0, 0, f"{recipe.base} has no tokenizer"
         stops = tuple(sorted(declared_stops(config, tokenizer, generation_settings(path))))
         mask_id, _ = choose_mask_id(config, tokenizer, recipe.mask_id)
-        rows = load_rows(
-            recipe.data,
-            tokenizer,
-            max_length=recipe.max_length,
-            truncation=recipe.truncation,
-            stop_ids=stops,
-            seed=recipe.seed,
-            packing=packing_of(recipe, mask_id),
-        )
+        rows = read_rows(recipe.data, recipe, tokenizer, stops, mask_id)
+        extra = recipe.validation_data
+        others = read_rows(extra, recipe, tokenizer, stops, mask_id) if extra else Rows()
     except (CheckpointError, UnavailableError) as error:
-        return Rows(), 0, str(error)
-    return rows, mask_id, None
+        return Rows(), 0, 0, str(error)
+    rows, held = divided(rows, others, recipe)
+    return rows, len(held), mask_id, None
 
 
 def _longest(recipe: Adapt) -> Row:
@@ -140,7 +142,7 @@ def _longest(recipe: Adapt) -> Row:
 def _fed(recipe: Adapt, rows: Sequence[Row], mask_id: int, *, known: bool) -> tuple[Fed, Fed, Amount, Amount]:
     """What a mean step and the largest forward put into the network, and tokens and labels per step."""
     causal = recipe.context == "causal" or recipe.objective == "next-token"
-    sampled = rows[:: -(-len(rows) // SAMPLE)]
+    sampled = rows[:: -(-len(rows) // max(4, SAMPLE // recipe.draws))]
     put = [
         fed(noisy, recipe.block_size, causal)
         for number, row in enumerate(sampled)
@@ -166,11 +168,14 @@ def _fed(recipe: Adapt, rows: Sequence[Row], mask_id: int, *, known: bool) -> tu
 
 def _epochs(recipe: Adapt, rows: Sequence[Row]) -> float:
     """Times that all rows are seen; the share of a last, unfinished epoch by its steps."""
-    order, step = Order(rows, recipe), 0
-    epoch = 0
-    while order.end(epoch) < recipe.steps:
-        step, epoch = order.end(epoch), epoch + 1
-    return epoch + (recipe.steps - step) / (order.end(epoch) - step)
+    order, looked = Order(rows, recipe), EPOCHS if recipe.batch_tokens else 1  # without, all are equally long
+    step = 0
+    for epoch in range(looked):
+        end = order.end(epoch)
+        if end >= recipe.steps:
+            return epoch + (recipe.steps - step) / (end - step)
+        step = end
+    return recipe.steps / (step / looked)
 
 
 def _estimate(devices: Devices, needed: Memory, work: float) -> Estimate:

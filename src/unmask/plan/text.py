@@ -17,6 +17,8 @@ def lines(plan: Plan) -> Iterator[str]:
     if plan.rows is not None:
         size = _bytes(plan.rows_bytes or 0)
         yield f"rows         {plan.rows:,} in an epoch, {plan.epochs:.2f} epochs; {size} on the disk of output"
+    if plan.validated:
+        yield f"validation   {plan.validated:,} rows, whose forwards are not counted below"
     yield f"tokens       {_amount(plan.tokens_per_step)} a step, {plan.tokens:,.0f} in {plan.steps:,} steps"
     yield f"labels       {_amount(plan.labels_per_step)} a step"
     yield f"positions    {plan.positions_per_step:,.0f} fed a step, all streams together"
