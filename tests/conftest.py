@@ -27,3 +27,9 @@ def backbone(model):
 @pytest.fixture(scope="session")
 def tokenizer():
     return byte_tokenizer()
+
+
+@pytest.fixture
+def empty_hub(tmp_path, monkeypatch):
+    """The hub's cache has nothing in it, whatever this machine has fetched before."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

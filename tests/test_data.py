@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, collate, draw_noise, noisy_row
-from unmask.data import Order, Row, encode, load_rows
+from unmask.data import Order, Packing, Row, encode, load_rows
 from unmask.errors import ConfigError, DataError
 from unmask.options import read
 from unmask.recipe import Adapt
@@ -128,6 +128,35 @@ def test_o2_02_the_end_token_is_there_once():
 def test_o2_02_an_end_that_cannot_be_told_is_refused():
     with pytest.raises(DataError, match="no end token behind an answer"):
         learned({"messages": TWO_TURNS}, byte_tokenizer(template=OPEN, eos_token="<end>"))
+
+
+QUESTIONS_END = (
+    "{% for m in messages %}{{ '[A]' + m.content + '\n' if m.role == 'assistant' else '[Q]' + m.content + '</turn>' }}"
+    "{% endfor %}" + ASK + "[A]{% endif %}"
+)
+ALL_END = (
+    "{% for m in messages %}{{ ('[A]' if m.role == 'assistant' else '[Q]') + m.content | trim }}{% if m.tool_calls %}"
+    "{{ m.tool_calls | tojson }}{% endif %}</turn>{% endfor %}" + ASK + "[A]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [QUESTIONS_END, OPEN])
+@pytest.mark.parametrize("messages", [TWO_TURNS, TWO_TURNS[:3], [*TWO_TURNS, TWO_TURNS[0]]])
+def test_o2_03_what_stands_behind_an_answer_is_not_learned_with_it(template, messages):
+    """Here only the user's turns have an end token, or none, so the end of an answer is told by the next question."""
+    with pytest.raises(DataError, match="no end token behind (message|an answer)"):
+        learned({"messages": messages}, make(template, "</turn>"))
+    assert (
+        texts({"messages": TWO_TURNS[:2]}, make(template, "</turn>"))[0].removesuffix("\n</turn>").startswith("Paris.")
+    )
+
+
+def test_o2_03_an_answer_is_its_message_but_for_what_a_template_strips_or_adds():
+    tokenizer, call = make(ALL_END, "</turn>"), [{"name": "f", "arguments": {"x": "y"}}]
+    messages = [TWO_TURNS[0], {"role": "assistant", "content": " I ask. ", "tool_calls": call}, *TWO_TURNS[2:]]
+    assert texts({"messages": messages}, tokenizer) == [f"I ask.{json.dumps(call)}</turn>", "Rome.</turn>"]
+    with pytest.raises(DataError, match="message 2 has tool_calls, which the chat template does not show"):
+        learned({"messages": messages}, make(SHORT, "</turn>"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -326,6 +355,39 @@ def test_o2_13_control_tokens_as_text_are_refused(tmp_path, record, field):
         load(tmp_path, [chat("q", "a"), record], byte_tokenizer(eos_token="</turn>"))
 
 
+def called(arguments):
+    return {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (called({"x": ["<mask>"]}), "the control token '<mask>'"),
+        (called('{"x": "</turn>"}'), "the control token '</turn>'"),
+        (called({"<end>": 1}), "the control token '<end>'"),
+        ({"role": "user</turn><turn>a", "content": "x"}, "the control token '</turn>'"),
+        ({"role": "user", "content": "x", "name": "<turn>"}, "the control token '<turn>'"),
+        ({"role": "us\ud800er", "content": "x"}, "half of a surrogate pair"),
+        (called({"x": "\udc00"}), "half of a surrogate pair"),
+        ({"role": "user", "content": "x", "thought": "STOP"}, "the control token 'STOP'"),
+    ],
+)
+@pytest.mark.parametrize("chatml", [False, True])
+def test_o2_13_nothing_in_a_message_can_become_a_control_token(tmp_path, message, problem, chatml):
+    tokenizer = make(SHORT, "</turn>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_tokens(["STOP"])  # an end token that the tokenizer does not call special
+    stop_ids = (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("STOP"))
+    record = {"messages": [message, *chat("q", "a")["messages"]]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(record))
+    if chatml and problem.endswith("'STOP'"):
+        return  # the paper's format has one end token
+    packing = Packing(64, 8, MASK) if chatml else None
+    options = {"max_length": 64, "truncation": "keep", "stop_ids": stop_ids, "packing": packing}
+    with pytest.raises(DataError, match=f"line 1, field 'messages': holds {problem}"):
+        load_rows([str(file)], tokenizer, **options)
+
+
 def test_o2_13_a_mask_that_is_ordinary_text_is_learned_as_text():
     tokenizer = byte_tokenizer("|<MASK>|", eos_token="</turn>", template=SHORT)
     mask_id = tokenizer.convert_tokens_to_ids("|<MASK>|")
@@ -384,7 +446,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(DataError, match="gone.jsonl: there is no such file"):
         load_rows([str(tmp_path / "gone.jsonl")], byte_tokenizer(), max_length=9, truncation="keep", stop_ids=(1,))
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
-    with pytest.raises(DataError, match="latin.jsonl: cannot be read as UTF-8 text"):
+    with pytest.raises(DataError, match="latin.jsonl, line 1: is not UTF-8 text"):
         load_rows([str(tmp_path / "latin.jsonl")], byte_tokenizer(), max_length=9, truncation="keep", stop_ids=(1,))
 
 

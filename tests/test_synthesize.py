@@ -21,8 +21,9 @@ from training import SHORT, chat, save_base, save_rows
 import unmask
 from unmask import spread
 from unmask.cli import main
-from unmask.commands.prompts import Prompt
-from unmask.commands.synthesize import _print_shares
+from unmask.commands.progress import _print_shares
+from unmask.commands.prompts import Prompt, prompts_from
+from unmask.commands.synthesize import _line
 from unmask.data import load_rows
 from unmask.events import Answer
 from unmask.model.checkpoint import load_checkpoint
@@ -220,6 +221,35 @@ def test_nothing_is_overwritten_or_resumed_as_another(base, questions, tmp_path,
     assert "prompts.count is 1" in failed("--prompts", other, *words[:2], *words[4:], "--resume")
     assert "model.dtype is 'bfloat16'" in failed(*words, "--dtype", "bf16", "--resume")
     assert out.read_bytes() == rows
+
+
+def test_two_runs_never_write_one_file(base, questions, tmp_path, cli, failed):
+    out = tmp_path / "rows.jsonl"
+    prompts, settings = prompts_from(str(questions)), Synthesis(max_new_tokens=4)
+    run = runs.synthesize(prompts, out, settings, loading(base))
+    next(run)
+    words = ["--model", base, "--prompts", questions, "--out", out, "--max-new-tokens", 4]
+    for more in ([], ["--resume"]):
+        assert "rows.jsonl is being written by another process; wait until it ends" in failed(*words, *more)
+    run.close()
+    assert cli(*words, "--resume")[0] == 0 and len(lines(out)) <= len(QUESTIONS)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"complete": true}', '{"complete": 1, "counts": {}}', "[", "[1]"])
+def test_a_damaged_file_about_a_run_is_one_line(base, questions, tmp_path, failed, text):
+    out = tmp_path / "rows.jsonl"
+    out.write_text("")
+    out.with_name("rows.about.json").write_text(text)
+    words = ["--model", base, "--prompts", questions, "--out", out, "--max-new-tokens", 4, "--resume"]
+    assert "rows.about.json" in failed(*words)
+
+
+def test_prompts_may_begin_with_a_byte_order_mark(base, tmp_path, cli):
+    file, out = tmp_path / "q.jsonl", tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "one"}\n')
+    assert cli("--model", base, "--prompts", file, "--out", out, "--max-new-tokens", 4)[0] == 0
+    assert lines(out)[0]["messages"][0]["content"] == "one"
 
 
 def test_a_damaged_journal_is_named(base, questions, tmp_path, failed):
@@ -457,13 +487,21 @@ def test_filters_of_made_prompts(base, tokens, reason):
         (["--prompts", "{ids}"], "ids.jsonl, line 1: these prompt_ids do not come back from their text"),
         (["--prompts", "{beyond}"], "beyond.jsonl, line 1: token 999 is outside the vocabulary"),
         (["--prompts", "{long}"], "no prompt is left to answer (1 dropped: longer than the model takes"),
-        (["--prompts", "{questions}", "--workers", "0"], "--workers is 0; allowed: at least 1"),
+        (["--prompts", "{questions}", "--workers", "0"], "--workers is 0; allowed: from 1 to 10,000"),
         (["--prompts", "{questions}", "--temperature", "-1"], "--temperature is -1.0; allowed: from 0 to 100"),
         (["--prompts", "{questions}", "--mode", "ar"], "does not know --mode"),
         (["--make", "3", "--make-temperature", "0"], "--make-temperature is 0.0; allowed: above 0"),
         (["--make", "3", "--limit", "3"], "limit is for prompts that are read"),
         (["--make", "3", "--max-prompt-tokens", "3"], "no prompt could be kept"),
         (["--make", "3", "--out", "."], "is a directory"),
+        (["--make", "99999999999"], "--make is 99999999999; allowed: from 1 to 10,000,000"),
+        (["--make", "3", "--batch-size", "999999999"], "--batch-size is 999999999; allowed: from 1 to 65,536"),
+        (["--make", "3", "--out", "x" * 300], "--out has a name of 300 letters, too long for a file"),
+        (["--make", "3", "--out", "x" * 241], "--out has a name of 241 letters, too long for a file"),
+        (["--prompts", "x" * 300], "cannot be read: File name too long"),
+        (["--prompts", "{questions}", "--exclude", "x" * 300], "cannot be read: File name too long"),
+        (["--prompts", "{deep}"], "deep.jsonl, line 1: cannot be read (it is nested too deep)"),
+        (["--prompts", "{digits}"], "digits.jsonl, line 1: is not JSON"),
         (["--make", "3", "--out", "/dev/null/x.jsonl"], "cannot write"),
     ],
 )
@@ -478,6 +516,9 @@ def test_wrong_input_is_one_line_before_any_work(base, tmp_path, questions, fail
         "long": [{"prompt": "z" * 600}],
     }
     files = {name: str(save_rows(tmp_path / f"{name}.jsonl", each)) for name, each in rows.items()}
+    for name, value in {"deep": "[" * 100_000, "digits": "7" * 5000}.items():
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": ' + value)
+        files[name] = str(tmp_path / f"{name}.jsonl")
     words = [word.format(questions=questions, **files) for word in words]
     assert message in failed("--model", base, "--out", tmp_path / "rows.jsonl", *words)
     assert not list(tmp_path.glob("rows*"))
@@ -508,7 +549,7 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(base, questions, tmp_path, c
 
 def test_progress_is_told_in_twenty_lines_at_most(capsys):
     for done in range(1, 1001):
-        _print_shares(runs.Progress("answering", done, 1000, done * 5, done / 10))
+        _print_shares(runs.Progress("answering", done, 1000, done * 5, done / 10), _line)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 20 and told[0] == "answering 50/1000, 50 tokens/s" and "1000/1000" in told[-1]
 

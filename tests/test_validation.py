@@ -11,7 +11,7 @@ from training import recipe
 from unmask.core.masks import training_mask
 from unmask.data import Row
 from unmask.errors import ConfigError
-from unmask.validation import Validation, held_out, validate
+from unmask.validation import Validation, validate
 
 VOCAB = 50
 
@@ -100,27 +100,7 @@ def test_the_best_is_remembered(tmp_path):
     assert (last.loss, last.best_loss, last.best_step) == pytest.approx((3.0, 1.0, 2))
 
 
-@pytest.mark.parametrize(("wanted", "count"), [(0.0, 0), (0.25, 5), (0.001, 1), (3.0, 3)])
-def test_rows_are_held_out_by_seed(tmp_path, wanted, count):
-    every = rows(20)
-    found = [held_out(every, recipe(tmp_path, tmp_path, tmp_path, validation_rows=wanted, seed=s)) for s in (1, 1, 2)]
-    for learned, held in found:
-        assert len(held) == count and {id(r) for r in [*learned, *held]} == {id(r) for r in every}
-        assert [id(r) for r in learned] == [id(r) for r in every if id(r) in {id(x) for x in learned}]
-    chosen = [[id(r) for r in held] for _, held in found]
-    assert chosen[0] == chosen[1] and (chosen[0] != chosen[2] or count < 2)
-
-
-def test_a_row_that_comes_again_is_held_out_with_its_like(tmp_path):
-    every = rows(10) * 3
-    learned, held = held_out(every, recipe(tmp_path, tmp_path, tmp_path, validation_rows=4.0))
-    texts = [{tuple(row.ids.tolist()) for row in part} for part in (learned, held)]
-    assert len(held) == len(texts[1]) == 4 and len(learned) == 18 and not texts[0] & texts[1]
-
-
-def test_something_is_left_to_learn_from(tmp_path):
-    with pytest.raises(ConfigError, match="validation_rows is 20, but there are 20 rows"):
-        held_out(rows(20), recipe(tmp_path, tmp_path, tmp_path, validation_rows=20.0))
+def test_settings_of_validation_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="validation_rows is 1.5; allowed: a share"):
         recipe(tmp_path, tmp_path, tmp_path, validation_rows=1.5)
     with pytest.raises(ConfigError, match="give only one of the two"):

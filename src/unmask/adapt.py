@@ -170,8 +170,7 @@ def _prepared(recipe: Adapt, accelerator: Any, base: str, resume: bool) -> tuple
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     output, learner = Path(recipe.output), Learner(recipe)
-    found, held = divided(*shared_rows(recipe, learner, accelerator), recipe)
-    rows = found.rows
+    found, held = divided(*shared_rows(recipe, learner, accelerator))
     with alone(accelerator) as first:
         if first:
             open_run(output, recipe, base, found, resume=resume)
@@ -185,7 +184,8 @@ def _prepared(recipe: Adapt, accelerator: Any, base: str, resume: bool) -> tuple
         cut_log(output, done)
     accelerator.wait_for_everyone()
     network, optimizer = accelerator.prepare(learner, optimizer)
-    run = Run(recipe, rows, learner, optimizer, accelerator, network, Guard(recipe, first=accelerator.is_main_process))
+    guard = Guard(recipe, found.named, first=accelerator.is_main_process)
+    run = Run(recipe, found.rows, learner, optimizer, accelerator, network, guard)
     if state:
         load_moments(state, run.learning(), _plain(optimizer))
     return run, done, held

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 
@@ -14,12 +15,16 @@ REMEMBERED, ENOUGH = 50, 10
 """Losses that the median is taken of, and how few are too few."""
 
 
+def numbered(rows: Iterable[int]) -> str:
+    return f"rows {', '.join(map(str, rows))}"
+
+
 class Guard:
     """Refuses a loss or gradient that is not a number, and a loss that explodes."""
 
-    def __init__(self, recipe: Adapt, *, first: bool = True) -> None:
-        """first: in all processes of a run but one, False."""
-        self.recipe, self.first, self.recent = recipe, first, deque[float](maxlen=REMEMBERED)
+    def __init__(self, recipe: Adapt, named: Callable[[Iterable[int]], str] = numbered, *, first: bool = True) -> None:
+        """named: what a user calls rows with these numbers. first: in all processes of a run but one, False."""
+        self.recipe, self.named, self.first, self.recent = recipe, named, first, deque[float](maxlen=REMEMBERED)
         self._warned = False
 
     def remember(self, step: int, loss: float, labels: int) -> None:
@@ -53,7 +58,8 @@ class Guard:
         aside = [set_aside(state) for state in states(output)[len(good) :] if self.first]
         renamed = f" but the one that the step began from, now {aside[-1]}" if aside and not good else ""
         renamed = f" (the step began from a later one, now {aside[-1]})" if aside and good else renamed
+        named = self.named(n for part in rows for n in part)
         return UnmaskError(
-            f"{what}, on rows {rows}; {last_good(good, output)}{renamed}; lower learning_rate or clip and --resume, "
+            f"{what}, on {named}; {last_good(good, output)}{renamed}; lower learning_rate or clip and --resume, "
             "or take out a bad row and start another --output"
         )

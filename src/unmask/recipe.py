@@ -27,6 +27,14 @@ MASKS = ("context", "layout", "complementary", "draws", "full_share", "noise", "
 """Keys that say how tokens are masked."""
 
 
+def _listed(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def _comparable(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One source of training rows; in a recipe a table, or only its path. docs/data.md has examples."""
@@ -34,7 +42,12 @@ class Source:
     path: str = option(help="a JSONL file, a file or directory that `datasets` reads, or hub:owner/name")
     config: str | None = option(None, help="configuration of a hub data set")
     split: str | None = option(None, help="split of a data set; none takes train, or the only one")
-    filter: Mapping[str, Any] | None = option(None, help="column = value, or a list of values; other rows are dropped")
+    filter: Mapping[str, Any] | None = option(
+        None,
+        help="column = value, or a list of values; other rows are dropped",
+        check=lambda v: all(_comparable(each) for wanted in v.values() for each in _listed(wanted)),
+        allowed="texts, numbers, true and false, or lists of them",
+    )
     columns: Mapping[str, str] | None = option(
         None,
         help="which column is what: messages; user, assistant and system; or prompt and completion",
@@ -166,7 +179,7 @@ class Adapt:
     )
     validation_rows: float = option(
         0.0,
-        help="rows held out for validation: below 1 a share, else a number",
+        help="rows held out for validation: below 1 a share, else a number (of documents, with reference_quirks)",
         check=lambda v: finite_from_zero(v) and (v < 1 or v == int(v)),
         allowed="a share from 0 to 1, or a whole number",
     )

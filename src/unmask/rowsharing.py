@@ -8,6 +8,7 @@ ended. Over a network that does not work, so the rows of a run on several machin
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.data import Rows, load_rows, open_rows, packing_of
+from unmask.data.stored import lengths
 from unmask.errors import CheckpointError, ToldError
 from unmask.model.files import replacing
 from unmask.model.learner import Learner
@@ -84,11 +86,22 @@ def _encode(output: Path, wanted: dict[str, Any], recipe: Adapt, learner: Learne
     with replacing(output / DIRECTORY) as fresh:
         for name, sources in wanted.items():
             (fresh / name).mkdir()
-            read_rows(sources, recipe, learner.tokenizer, learner.spec.stop_ids, learner.spec.mask_id, fresh / name)
+            spec, hold = learner.spec, recipe.validation_rows if name == "data" else 0.0
+            found = read_rows(
+                sources, recipe, learner.tokenizer, spec.stop_ids, spec.mask_id, hold=hold, directory=fresh / name
+            )
+            _compare_with_positions(found, learner, recipe.max_length)
 
 
 def read_rows(
-    sources: Any, recipe: Adapt, tokenizer: Any, stop_ids: tuple[int, ...], mask_id: int, directory: Path | None = None
+    sources: Any,
+    recipe: Adapt,
+    tokenizer: Any,
+    stop_ids: tuple[int, ...],
+    mask_id: int,
+    *,
+    hold: float = 0.0,
+    directory: Path | None = None,
 ) -> Rows:
     """`load_rows` as the recipe says."""
     return load_rows(
@@ -99,8 +112,22 @@ def read_rows(
         stop_ids=stop_ids,
         seed=recipe.seed,
         packing=packing_of(recipe, mask_id),
+        mask_id=mask_id if recipe.objective == "diffusion" else None,
+        hold=hold,
         directory=directory,
     )
+
+
+def _compare_with_positions(found: Rows, learner: Learner, max_length: int) -> None:
+    """Warn of rows at positions that the base has never seen."""
+    positions = getattr(learner.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = int(lengths(found.rows).max())
+    if positions and longest > positions:
+        warnings.warn(
+            f"max_length is {max_length}: rows have up to {longest} tokens, but the base knows {positions} positions; "
+            f"max_length {positions} keeps them within",
+            stacklevel=2,
+        )
 
 
 def _opened(directory: Path) -> Rows:

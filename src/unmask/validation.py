@@ -5,21 +5,17 @@ nothing else. The network is fed exactly as in training, so a masked token is no
 predicts it; there is no gradient and no dropout.
 """
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unmask.core.blocks import filler
 from unmask.core.noise import seeded
 from unmask.core.streams import Draw, NoisyRow, collate, noisy_row
-from unmask.data import Chosen, Row, Rows, consecutive
-from unmask.errors import ConfigError
+from unmask.data import Row, Rows, consecutive
 from unmask.noising import noised, without_labels
 from unmask.processes import anywhere, share, summed
 from unmask.recipe import Adapt
@@ -46,35 +42,10 @@ def due(recipe: Adapt, step: int) -> bool:
     return step > 0 and (step == recipe.steps or step % recipe.validate_every == 0)
 
 
-def divided(found: Rows, others: Rows, recipe: Adapt) -> tuple[Rows, Sequence[Row]]:
+def divided(found: Rows, others: Rows) -> tuple[Rows, Sequence[Row]]:
     """What to learn from, and the rows for validation; of the rows of `data` and those of `validation_data`."""
-    rows, held = held_out(found.rows, recipe)
-    counts = found.counts + Counter({"held out for validation": len(held)})  # a sum leaves out what is 0
-    return replace(found, rows=rows, counts=counts, digests=found.digests | others.digests), held or others.rows
-
-
-def held_out(rows: Sequence[Row], recipe: Adapt) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Rows to learn from and rows held out, by the recipe's `validation_rows`: below 1 a share, else a number.
-
-    Which are held out depends on the seed alone; a row that comes again, by weight or by chance, is held out with its
-    like and validated once. Raises ConfigError where nothing would be left to learn from.
-    """
-    wanted = recipe.validation_rows
-    if not wanted:
-        return rows, []
-    like = np.fromiter(map(_key, rows), dtype=np.int64, count=len(rows))
-    first = np.sort(np.unique(like, return_index=True)[1])
-    count = max(1, round(wanted * len(first))) if wanted < 1 else int(wanted)
-    if count >= len(first):
-        raise ConfigError(f"validation_rows is {wanted:g}, but there are {len(first)} rows; leave some to learn from")
-    order = torch.randperm(len(first), generator=seeded("validation", recipe.seed)).tolist()
-    held = np.sort(first[order[:count]])
-    return Chosen(rows, np.flatnonzero(~np.isin(like, like[held]))), Chosen(rows, held)
-
-
-def _key(row: Row) -> int:
-    """64 bits that stand for a row's ids: 8 bytes a row in place of its text, and no two alike in practice."""
-    return int.from_bytes(hashlib.blake2b(row.ids.numpy().tobytes(), digest_size=8).digest(), "little", signed=True)
+    sources = found.sources | {f"validation_data: {name}": counts for name, counts in others.sources.items()}
+    return replace(found, sources=sources, digests=found.digests | others.digests), found.held or others.rows
 
 
 def validate(

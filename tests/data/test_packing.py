@@ -101,6 +101,11 @@ def test_what_the_packing_cannot_do_is_refused(tmp_path, tokenizer):
         load_rows([str(file)], byte_tokenizer(), **options)
     with pytest.raises(DataError, match="no row with an answer is left.*lower max_length below 512"):
         load_rows([str(file)], tokenizer, **options | {"max_length": 512, "packing": Packing(512, 8, MASK)})
+    for name in ("tool_calls", "reasoning_content"):
+        told = {"role": "assistant", "content": "", name: "x"}
+        save_rows(file, [{"messages": [told, *chat("q", "a")["messages"]]}])
+        with pytest.raises(DataError, match=f"line 1, field 'messages': message 1 has {name}, which the paper's"):
+            load_rows([str(file)], tokenizer, **options)
     save_rows(file, [{**chat("q", "a"), "ended": False}])
     with pytest.raises(DataError, match="line 1, field 'ended'"):
         load_rows([str(file)], tokenizer, **options)

@@ -40,6 +40,7 @@ def texts(rows):
         {"instruction": "q", "output": "a"},
         {"question": "q", "answer": "a"},
         {"query": "q", "response": "a"},
+        {"instruction": "q", "context": "", "response": "a", "category": "qa"},
     ],
 )
 def test_common_chat_columns_become_one_chat(record):
@@ -51,8 +52,48 @@ def test_common_chat_columns_become_one_chat(record):
 def test_an_instruction_has_its_input_below_it_and_other_speakers_keep_their_names():
     row, _ = as_row({"instruction": "Add", "input": "1 2", "output": "3"})
     assert row["messages"][0]["content"] == "Add\n\n1 2"
+    row, form = as_row({"instruction": "Add", "context": "1 2", "response": "3"})  # Dolly
+    assert row["messages"][0]["content"] == "Add\n\n1 2" and form == "instruction, context, response"
+    row, form = as_row({"instruction": "Add", "input": "1 2", "context": None, "response": "3"})
+    assert row["messages"][0]["content"] == "Add\n\n1 2" and form == "instruction, input, response"
     row, _ = as_row({"conversations": [{"from": "system", "value": "s"}, {"from": "tool", "value": "t"}]})
     assert [message["role"] for message in row["messages"]] == ["system", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"instruction": None, "input": "x", "output": "a"}, "instruction"),
+        ({"instruction": "q", "input": {"a": 1}, "output": "a"}, "input"),
+        ({"instruction": "q", "output": None}, "output"),
+        ({"question": ["q"], "answer": "a"}, "question"),
+        ({"input": "q", "output": 3}, "output"),
+    ],
+)
+def test_questions_and_answers_are_texts(record, field):
+    with pytest.raises(DataError, match=f"field '{field}': must be text"):
+        as_row(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"question": "q", "answer": "a", "context": "c"}, "context"),
+        ({"question": "q", "answer": "a", "choices": ["b", "a"]}, "choices"),
+        ({"instruction": "q", "input": "i", "output": "a", "system": "s"}, "system"),
+        ({"instruction": "q", "input": "i", "context": "c", "response": "a"}, "context"),
+        ({"prompt": "q", "completion": "a", "context": "c"}, "context"),
+        ({"conversations": [{"from": "human", "value": "q"}], "system": "s"}, "system"),
+        ({"messages": [ASKED, SAID], "tools": [{"name": "f"}]}, "tools"),
+    ],
+)
+def test_a_column_that_changes_the_question_is_not_ignored(record, field):
+    with pytest.raises(DataError, match=f"field '{field}': would be ignored beside .*name in columns what is to be"):
+        as_row(record)
+    assert as_row({**record, field: None})
+    used = {"user": "question", "assistant": "answer"} if "question" in record else {"messages": "messages"}
+    if set(used.values()) <= set(record):
+        assert as_row(record, used)[0]["messages"] == [ASKED, SAID]
 
 
 def test_columns_are_what_the_source_says():
@@ -81,8 +122,71 @@ def test_everything_that_is_dropped_or_changed_is_counted_by_source(tmp_path):
     assert rows.counts["kept"] == len(rows.rows) == 4 and len(set(rows.digests.values())) == 2
     with pytest.raises(DataError, match=r"b.jsonl, line 3, field 'messages': must be a list"):
         load(Source(path=str(second)))
-    with pytest.raises(DataError, match="b.jsonl, field 'filter': has no column 'tongue'"):
+    with pytest.raises(DataError, match="b.jsonl, line 1, field 'filter': has no column 'tongue'"):
         load(Source(path=str(second), filter={"tongue": "en"}))
+
+
+def test_everything_malformed_can_be_dropped(tmp_path):
+    """Lines that are no JSON, no object, no text and no row, and rows that cannot be filtered; each is counted."""
+    good = [json.dumps(chat("q", str(n)) | {"lang": "en"}).encode() for n in range(3)]
+    deep, long = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a": ' + b"7" * 5000 + b"}"
+    bad = [b'{"messages": [', b"[1]", b"\xff", deep, long, json.dumps(chat("q", "a")).encode(), b'{"lang": "en"}']
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\n".join([good[0], *bad, *good[1:]]))
+    rows = load(Source(path=str(file), filter={"lang": "en"}, malformed="drop"))
+    assert [text[-8] for text in texts(rows)] == ["0", "1", "2"] and rows.named([0, 2]) == f"{file} line 1, 10"
+    assert rows.counts == {
+        "kept": 3,
+        "dropped: malformed, is not JSON (Expecting value at column N)": 1,
+        "dropped: malformed, is a JSON list, not an object": 1,
+        "dropped: malformed, is not UTF-N text": 1,
+        "dropped: malformed, cannot be read (it is nested too deep)": 1,
+        "dropped: malformed, cannot be read (a number has too many digits)": 1,
+        "dropped: malformed, filter has no column 'lang', only ['messages']": 1,
+        "dropped: malformed, has neither 'messages' nor 'prompt' and 'completion', only ['lang']": 1,
+    }
+    for line in bad[:5]:
+        file.write_bytes(good[0] + b"\n" + line)
+        with pytest.raises(DataError, match="a.jsonl, line 2: (is|cannot be read)"):
+            load(str(file))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(chat("q", "a")).encode())
+    assert len(load(str(file)).rows) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_one_line(name):
+    with pytest.raises(DataError, match="cannot be read"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("lines", "source", "advice"),
+    [
+        ([], {}, "(it is empty); give other data"),
+        ([chat("q", "a") | {"n": 1}], {"filter": {"n": 2}}, "(1 dropped: n is not 2); give other data"),
+        ([chat("q", "a")], {"weight": 0.1}, "(1 kept; 1 dropped: left out by weight); raise weight or give other data"),
+        ([chat("q", "", ) | {"ended": False}], {}, "(1 dropped: nothing to learn); give other data"),
+        ([chat("q" * 80, "a")], {}, "max_length 64); raise max_length above 64 or give other data"),
+    ],
+)  # fmt: skip
+def test_the_advice_is_what_would_leave_a_row(tmp_path, lines, source, advice):
+    file = save_rows(tmp_path / "a.jsonl", lines)
+    with pytest.raises(DataError) as none:
+        load(Source(path=str(file), **source))
+    assert str(none.value).startswith(f"no row with an answer is left of {file} (") and str(none.value).endswith(advice)
+
+
+@pytest.mark.parametrize("mask", ["e", "<turn>", "</turn>"])
+def test_a_mask_that_a_row_holds_is_refused(tmp_path, mask):
+    file, mask_id = save_rows(tmp_path / "a.jsonl", [chat("q", "ab"), chat("q", "he")]), TOKENIZER(mask).input_ids[0]
+    line = 2 if mask == "e" else 1
+    with pytest.raises(DataError, match=f"a.jsonl, line {line}: holds the token {mask_id}, which is the mask"):
+        load(str(file), mask_id=mask_id)
+    assert len(load(str(file), mask_id=TOKENIZER("z").input_ids[0]).rows) == 2
 
 
 def test_a_filter_may_allow_several_values_and_a_limit_counts_what_passes(tmp_path):
@@ -135,6 +239,8 @@ def test_a_recipe_names_sources_as_text_or_as_tables(tmp_path):
         ("data = [{ split = 'a' }]", "line 3: data: path is missing"),
         ("data = [{ path = 'a', weight = 0 }]", "line 3: data: weight is 0.0; allowed: above 0"),
         ("data = [{ path = 'a', filter = 'x' }]", "line 3: data: filter is 'x'; allowed: a table"),
+        ("data = [{ path = 'a', filter = { n = ['x', 2020-01-01] } }]", "filter is .*; allowed: texts, numbers, true"),
+        ("data = [{ path = 'a', filter = { n = nan } }]", "filter is .*; allowed: texts, numbers, true"),
         ("data = [{ path = 'a', columns = { answer = 'x' } }]", "columns is .* keys among messages, user"),
         ("data = [{ path = 'a', columns = { user = 1 } }]", "columns.user is 1; allowed: text"),
     ],

@@ -16,7 +16,7 @@ from training import SHORT, chat, save_rows
 
 from unmask.data import Chosen, Packing, encode, load_rows, open_rows, rows, stored
 from unmask.data.encode import Parts
-from unmask.data.stored import TYPES, Row, Stored, Writer, lengths, read, size
+from unmask.data.stored import TYPES, Row, Stored, Writer, lengths, place, read, size
 from unmask.errors import CheckpointError, DataError
 from unmask.recipe import Source
 
@@ -28,7 +28,7 @@ DOCUMENTS = [([1, 2, 3], [False, True, True]), ([2**31 - 1], [True]), ([5, 6], [
 def written(directory, documents, numbers=None):
     with Writer(directory) as writer:
         for document in documents:
-            writer.add(*document)
+            writer.add(*document, 3, 70)
         writer.choose(np.arange(len(documents)) if numbers is None else np.array(numbers))
         return writer.finish()
 
@@ -41,7 +41,8 @@ def plain(found):
 def test_what_was_written_is_read(tmp_path, named):
     found = written(tmp_path if named else None, DOCUMENTS, [0, 1, 2, 1, 0])
     assert plain(found) == [DOCUMENTS[n] for n in (0, 1, 2, 1, 0)] and len(found.rows) == 3
-    assert size(found) == 5 * 6 + 8 * 4 + 8 * 5
+    assert size(found) == 5 * 6 + 8 * 4 + 8 * 3 + 8 * 5
+    assert place(found[3:], 1) == (3, 70)
     assert found[-1].ids.dtype == torch.long and found[-1].labelled.dtype == torch.bool
     assert plain(found[::2]) == [DOCUMENTS[n] for n in (0, 2, 0)] and plain(found.rows[1:]) == DOCUMENTS[1:]
     for rows_, beyond in ((found, 5), (found.rows, 3)):
@@ -60,7 +61,7 @@ def test_lengths_look_at_no_row():
             raise AssertionError("a row was looked at")
 
     made = written(None, DOCUMENTS).rows
-    untouched = Untouched(made.ids, made.labelled, made.starts)
+    untouched = Untouched(made.ids, made.labelled, made.starts, made.sources, made.lines)
     assert lengths(Chosen(Chosen(untouched, np.array([2, 0, 0])), np.array([1, 0]))).tolist() == [3, 2]
     assert lengths([Row(torch.zeros(n), torch.zeros(n)) for n in (4, 9)]).tolist() == [4, 9]
 
@@ -81,7 +82,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     tracemalloc.stop()
     kept = found.counts["kept"]
     assert kept > 0.9 * count and len(found.rows) == kept + round(0.5 * kept) and sums > 0
-    assert found.bytes == 5 * 60 * kept + 8 * (kept + 1) + 8 * len(found.rows) > 12e6
+    assert found.bytes == 5 * 60 * kept + 8 * (kept + 1) + 8 * kept + 8 * len(found.rows) > 12e6
     assert peak < 3e6, peak
 
 

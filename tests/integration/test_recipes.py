@@ -15,6 +15,7 @@ from unmask.recipe import Adapt
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = {"1.5b": (6000, 2e-5, 3_145_728_000), "7b": (2500, 1e-5, 1_310_720_000)}
 KINDS = ["fast-dllm-v2", "ntp-baseline"]
+pytestmark = pytest.mark.usefixtures("empty_hub")
 
 
 def shipped(kind, size, **changes):

@@ -1,11 +1,13 @@
 """The first process of a run encodes the rows, the others wait for it and map them; none of it is left behind."""
 
+import dataclasses
 import importlib
 import json
 import os
 import resource
 import signal
 import time
+import warnings
 
 import pytest
 from processes import Nursery
@@ -13,6 +15,7 @@ from training import chat, log, many_rows, recipe, save_base, save_rows
 
 from unmask.cli import main
 from unmask.errors import CheckpointError, DataError
+from unmask.recipe import Source
 
 loop = importlib.import_module("unmask.adapt")
 
@@ -112,6 +115,43 @@ def test_rows_have_no_names_once_they_are_mapped(base, tmp_path):
     assert list(digests) == [str(data), str(held)]
 
 
+def test_what_becomes_of_rows_for_validation_is_written_too(base, tmp_path):
+    data = save_rows(tmp_path / "a.jsonl", many_rows(12))
+    held = save_rows(tmp_path / "b.jsonl", [*many_rows(3), chat("q" * 600, "too late")])
+    train(recipe(base, data, tmp_path / "run", steps=1, validation_data=(str(held),)))
+    dropped = {"kept": 3, "dropped: the answer begins after max_length 512": 1}
+    sources = json.loads((tmp_path / "run" / "rows.json").read_text())["sources"]
+    assert sources == {str(data): {"kept": 12}, f"validation_data: {held}": dropped}
+
+
+def test_rows_held_out_are_counted_and_never_learned(base, tmp_path):
+    data = save_rows(tmp_path / "a.jsonl", many_rows(12))
+    [step] = train(recipe(base, data, tmp_path / "run", steps=1, batch_rows=20, validation_rows=5.0))
+    assert step.rows == 7 and step.validation is not None
+    assert json.loads((tmp_path / "run" / "rows.json").read_text())["counts"]["held out for validation"] == 5
+
+
+def test_a_line_behind_the_limit_that_changed_is_noticed(base, tmp_path):
+    file = save_rows(tmp_path / "a.jsonl", many_rows(12))
+    settings = recipe(base, file, tmp_path / "run", steps=2)
+    settings = dataclasses.replace(settings, data=(Source(path=str(file), limit=4),))
+    train(settings)
+    train(settings, resume=True)
+    save_rows(file, [*many_rows(11), chat("other", "words")])
+    with pytest.raises(CheckpointError, match="sha256 is .*; resume with the same data"):
+        train(settings, resume=True)
+
+
+def test_rows_beyond_the_positions_of_the_base_are_told_once(base, tmp_path):
+    file = save_rows(tmp_path / "a.jsonl", [chat("q", "a" * 600), *many_rows(3)])
+    with pytest.warns(UserWarning, match="max_length is 900: rows have up to 607 tokens, but the base") as told:
+        train(recipe(base, file, tmp_path / "run", steps=1, max_length=900))
+    assert sum("positions" in str(warning.message) for warning in told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(recipe(base, file, tmp_path / "other", steps=1, max_length=512))
+
+
 def test_rows_of_several_machines_stay_until_the_run_ends(base, tmp_path, monkeypatch):
     """As a process sees it that is told of more processes than run on its machine."""
     data = save_rows(tmp_path / "rows.jsonl", many_rows(12))
@@ -161,7 +201,7 @@ def test_a_dry_run_says_the_size_and_leaves_no_files(base, tmp_path, monkeypatch
     assert main(["adapt", str(toml), "--dry-run", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     tokens = 3 * made["tokens_per_step"]["mean"]  # a step has 4 rows of 12
-    assert made["rows_bytes"] == pytest.approx(5 * tokens + 8 * 13 + 8 * 12)
+    assert made["rows_bytes"] == pytest.approx(5 * tokens + 8 * 13 + (8 + 8) * 12)
     assert main(["adapt", str(toml), "--dry-run"]) == 0
     assert f"epochs; {made['rows_bytes'] / 1e6:.1f} MB on the disk of output" in capsys.readouterr().out
     assert not list(place.iterdir()) and not (tmp_path / "run").exists()

@@ -1,9 +1,11 @@
 """A bad step, a full disk or a kill never costs more than the steps since the last saved state."""
 
+import dataclasses
 import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -19,6 +21,7 @@ from unmask.guard import ENOUGH, Guard
 from unmask.model import checkpoint, trainstate
 from unmask.model.learner import Learner
 from unmask.model.trainstate import states
+from unmask.recipe import Source
 
 loop = importlib.import_module("unmask.adapt")
 
@@ -46,7 +49,7 @@ def test_a_loss_that_explodes_stops_before_the_weights(base, data, tmp_path, mon
     kept = (states(tmp_path / "run")[-1] / "weights.safetensors").read_bytes()
     monkeypatch.setattr(loop, "_backward", lambda run, *rest: backward(run, *rest) * factor)
     with pytest.raises(
-        UnmaskError, match=r"the loss of step 17 is .*, on rows \[\[\d.*state-0000015; lower"
+        UnmaskError, match=r"the loss of step 17 is .*, on .*rows.jsonl line \d.*state-0000015; lower"
     ) as stopped:
         next(steps)
     assert "\n" not in str(stopped.value) and ("usual" in str(stopped.value)) == (factor == 1000.0)
@@ -63,10 +66,8 @@ def test_what_counts_as_an_explosion(base, data, tmp_path):
         guard.check(step, [[step]], 1e6, 1.0)  # too few losses are known
         guard.remember(step, 1e6 if step <= 2 else 4.0, 1)
     guard.check(20, [[1]], 11.9, 1.0)
-    with pytest.raises(
-        UnmaskError, match=r"the loss of step 20 is 12.1 \(4 is usual, explosion 3\), on rows \[\[1\]\]"
-    ):
-        guard.check(20, [[1]], 12.1, 1.0)
+    with pytest.raises(UnmaskError, match=r"the loss of step 20 is 12.1 \(4 is usual, explosion 3\), on rows 1, 4, 2;"):
+        guard.check(20, [[1, 4], [2]], 12.1, 1.0)
     for step in range(20, 80):
         guard.remember(step, 0.01, 1)
     guard.check(80, [[1]], 2.9, 1.0)  # a small loss that grows is no explosion
@@ -294,7 +295,17 @@ def test_five_kills_at_random_moments_change_nothing(base, data, tmp_path):
 
 
 def test_a_row_that_breaks_a_step_is_named(base, tmp_path):
-    rows = save_rows(tmp_path / "rows.jsonl", [chat("q", "an answer")] * 4)
-    settings = recipe(base, rows, tmp_path / "run", learning_rate=1e30, clip=1e30, steps=5, warmup_steps=0)
-    with pytest.raises(UnmaskError, match=r"of step 2 is (nan|inf), on rows \[\[.*no state was saved yet"):
+    """By its line in its file: what was dropped, filtered and repeated before it does not count."""
+    good = [chat("q", "an answer") | {"kind": n % 2} for n in range(4)]
+    first = save_rows(tmp_path / "a.jsonl", [chat("q" * 900, "never seen"), *good])
+    second = save_rows(tmp_path / "b.jsonl", good)
+    data = (str(first), Source(path=str(second), filter={"kind": 1}, weight=2.0))
+    settings = recipe(base, first, tmp_path / "run", learning_rate=1e30, clip=1e30, steps=5, warmup_steps=0)
+    settings = dataclasses.replace(settings, data=data)
+    with pytest.raises(UnmaskError, match=r"of step 2 is (nan|inf), on .*; no state was saved yet") as stopped:
         train(settings)
+    named = re.search(r"on (.*); no state", str(stopped.value))[1]
+    lines = dict(part.split(" line ") for part in named.split("; "))
+    assert set(lines) <= {str(first), str(second)} and len(", ".join(lines.values()).split(", ")) == 4
+    allowed = {str(first): {"2", "3", "4", "5"}, str(second): {"2", "4"}}
+    assert all(set(lines[name].split(", ")) <= allowed[name] for name in lines)

@@ -28,7 +28,7 @@ class Loading:
     )
     device: str = option("auto", help="auto takes a GPU where there is one", metavar="auto|cpu|cuda")
     batch_size: int = option(
-        8, help="prompts decoded together", check=lambda v: v >= 1, allowed="at least 1", metavar="N"
+        8, help="prompts decoded together", check=lambda v: 1 <= v <= 65_536, allowed="from 1 to 65,536", metavar="N"
     )
 
 

@@ -1,5 +1,6 @@
 """Prompts from a file or from standard input, each with the place it came from."""
 
+import codecs
 import json
 import sys
 from collections.abc import Callable
@@ -27,7 +28,7 @@ def prompts_from_file(file: Path) -> list[Prompt]:
 
 def prompts_from_stdin() -> list[Prompt]:
     """Lines of text, or JSONL when the first character is `{`."""
-    return _either(sys.stdin.buffer.read(), "standard input")
+    return _either(sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8), "standard input")
 
 
 def prompts_from(source: str) -> list[Prompt]:
@@ -37,9 +38,10 @@ def prompts_from(source: str) -> list[Prompt]:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError as e:
-        raise DataError(f"cannot be read: {e.strerror}; give a JSONL file of prompts", file=file) from None
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except (OSError, ValueError) as e:  # ValueError: a name that no file can have
+        why = getattr(e, "strerror", None) or e
+        raise DataError(f"cannot be read: {why}; give a JSONL file of prompts", file=file) from None
 
 
 def _either(data: bytes, name: str) -> list[Prompt]:
@@ -70,6 +72,8 @@ def _text(line: bytes, name: str, n: int) -> str:
 def _prompt(line: str, name: str, n: int) -> Prompt:
     try:
         row = json.loads(line)
+    except RecursionError:
+        raise DataError("cannot be read (it is nested too deep)", file=name, line=n) from None
     except ValueError as e:
         raise DataError(
             f"is not JSON ({e}); plain text, a prompt a line, is read from standard input: --prompts - < FILE",

@@ -83,10 +83,11 @@ def tokenised(rows: Sequence[Parts], tokenizer: Any) -> Iterator[Document]:
 
 def plain_parts(record: dict[str, Any], tokenizer: Any, stop_ids: tuple[int, ...]) -> list[Part]:
     """Prompt, then completion and the tokenizer's end token."""
+    marks = control_marks(tokenizer, stop_ids)
     for name in ("prompt", "completion"):
         if not isinstance(record.get(name), str):
             raise DataError("must be text", field=name)
-        _refuse_special(record[name], tokenizer, name)
+        _refuse_marks(record[name], marks, name)
     if not record["completion"]:
         raise DataError("is empty: a row needs an answer", field="completion")
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stop_ids else stop_ids[0]
@@ -100,20 +101,21 @@ def chat_parts(messages: Any, tokenizer: Any, stop_ids: tuple[int, ...]) -> list
     found in the final text, from the header that the template puts before an answer (what `add_generation_prompt`
     adds) to the end token behind it. Tokens end where a part ends, as they do when a prompt is served.
     """
-    check_messages(messages, tokenizer)
+    check_messages(messages, control_marks(tokenizer, stop_ids))
     text = _render(tokenizer, messages)
     header = _header(tokenizer, messages)
-    answers = sum(message["role"] == "assistant" for message in messages)
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     turns = text.split(header)
-    if len(turns) != answers + 1:
+    if len(turns) != len(answers) + 1:
         raise DataError(
-            f"the chat template shows {len(turns) - 1} assistant turns for {answers} in 'messages', so the "
+            f"the chat template shows {len(turns) - 1} assistant turns for {len(answers)} in 'messages', so the "
             "answers cannot be told from the rest"
         )
     parts: list[Part] = []
     done, given = "", turns[0] + header
-    for number, turn in enumerate(turns[1:], start=1):
-        answer, end, mark, given_next = _cut_end(turn, tokenizer, stop_ids, last=number == answers)
+    for number, turn in zip(answers, turns[1:], strict=True):
+        answer, end, mark, given_next = _cut_end(turn, tokenizer, stop_ids, last=number == answers[-1])
+        _check_answer(answer, mark, header, messages[: number + 1], tokenizer)
         parts += [Part(done, given, False), Part(done + given, answer, True, (end,))]
         done, given = done + given + answer + mark, given_next + header
     return parts
@@ -144,6 +146,27 @@ def _cut_end(part: str, tokenizer: Any, stop_ids: tuple[int, ...], last: bool) -
     return part.rstrip("\n"), stop_ids[0], "", ""
 
 
+def _check_answer(answer: str, mark: str, header: str, messages: list[dict[str, Any]], tokenizer: Any) -> None:
+    """DataError where the text that would be learned is not all of the last message, or not of it alone.
+
+    A template may strip white space and reasoning, and add what it shows of tool calls. So an answer that is not the
+    message's text must stand, with its end, where nothing behind the message is shown.
+    """
+    if answer.strip() == messages[-1]["content"].strip():
+        if messages[-1].get("tool_calls"):
+            raise DataError(
+                f"message {len(messages)} has tool_calls, which the chat template does not show, so they cannot be "
+                "learned; leave the row out",
+                field="messages",
+            )
+    elif answer + mark not in _render(tokenizer, messages).rpartition(header)[2]:
+        raise DataError(
+            f"the chat template puts no end token behind message {len(messages)}, so the end of the answer cannot be "
+            "told from what follows",
+            field="messages",
+        )
+
+
 def _marks(tokenizer: Any, stop_ids: tuple[int, ...]) -> list[tuple[int, str]]:
     """The end tokens as they stand in rendered text; a configuration may name one that the tokenizer does not have."""
     named = ((token, tokenizer.convert_ids_to_tokens(token)) for token in stop_ids)
@@ -170,7 +193,14 @@ def _header(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
     return prompted[len(plain) :]
 
 
-def check_messages(messages: Any, tokenizer: Any) -> None:
+def control_marks(tokenizer: Any, stop_ids: tuple[int, ...]) -> list[str]:
+    """The texts that would become control tokens: special ones, and those on which the decoder ends an answer."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(special.union(mark for _, mark in _marks(tokenizer, stop_ids)))
+
+
+def check_messages(messages: Any, marks: list[str]) -> None:
+    """marks: control tokens that no text of a message may spell."""
     if not isinstance(messages, list) or not messages:
         raise DataError("must be a list of at least one message", field="messages")
     for number, message in enumerate(messages):
@@ -178,14 +208,28 @@ def check_messages(messages: Any, tokenizer: Any) -> None:
             raise DataError(f"message {number + 1} has no 'role'", field="messages")
         if not isinstance(message.get("content"), str):
             raise DataError(f"message {number + 1} has no text in 'content'", field="messages")
-        _refuse_special(message["content"], tokenizer, "messages")
+        for text in _texts(message):
+            _refuse_marks(text, marks, "messages")
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError("holds no assistant turn: a row needs an answer", field="messages")
 
 
-def _refuse_special(text: str, tokenizer: Any, name: str) -> None:
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested lists and objects, names included: a template may show any of them."""
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, dict):
+            left += [*found, *found.values()]
+        elif isinstance(found, list):
+            left += found
+
+
+def _refuse_marks(text: str, marks: list[str], name: str) -> None:
     """Text that spells a control token would become that token; refuse it instead of learning a false turn."""
-    for mark in sorted({token.content for token in tokenizer.added_tokens_decoder.values() if token.special}):
+    for mark in marks:
         if mark in text:
             raise DataError(f"holds the control token {mark!r} as text; remove it", field=name)
     if SURROGATE.search(text):

@@ -6,12 +6,13 @@ blocks, concatenates documents in groups of 1000, cuts them into rows of L and d
 attention run through, so a document sees the ones before it.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
-from unmask.data.encode import Document, Part, Parts, check_messages
+from unmask.data.encode import Document, Part, Parts, check_messages, control_marks
 from unmask.data.stored import Row
 from unmask.errors import ConfigError, DataError
 from unmask.recipe import Adapt
@@ -20,6 +21,8 @@ GROUP = 1000
 """Documents that are concatenated before they are cut."""
 SYSTEM = "You are a helpful assistant."
 START, END = "<|im_start|>", "<|im_end|>"
+UNSHOWN = ("tool_calls", "function_call", "reasoning_content")
+"""Parts of a message that ChatML, as the paper renders it, leaves out."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,12 @@ def chatml_parts(record: dict[str, Any], tokenizer: Any) -> Parts:
     if messages is None:
         pair = zip(("user", "assistant"), (record.get("prompt"), record.get("completion")), strict=True)
         messages = [{"role": role, "content": content} for role, content in pair]
-    check_messages(messages, tokenizer)
+    check_messages(messages, sorted({START, END, *control_marks(tokenizer, ())}))
+    for number, message in enumerate(messages, start=1):
+        for name in UNSHOWN:
+            if message.get(name):
+                problem = f"message {number} has {name}, which the paper's ChatML does not show; leave the row out"
+                raise DataError(problem, field="messages")
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": SYSTEM}, *messages]
     parts: list[Part] = []
@@ -71,8 +79,9 @@ def filled(document: Document, size: int, mask_id: int) -> Document:
     return ids + [mask_id] * count, labelled + [False] * count
 
 
-def packed(documents: Sequence[Row], packing: Packing) -> Iterator[tuple[list[Document], int]]:
-    """Of each group: (rows of exactly `length` tokens, how many tokens at its end were dropped)."""
+def packed(documents: Sequence[Row], packing: Packing) -> Iterator[tuple[list[tuple[int, Document]], int]]:
+    """Of each group: (rows of exactly `length` tokens, each with the number of the document that it begins in, how many
+    tokens at its end were dropped)."""
     length = packing.length
     for first in range(0, len(documents), GROUP):
         group = [(row.ids.tolist(), row.labelled.tolist()) for row in documents[first : first + GROUP]]
@@ -80,5 +89,12 @@ def packed(documents: Sequence[Row], packing: Packing) -> Iterator[tuple[list[Do
             group = [filled(document, packing.fill, packing.mask_id) for document in group]
         ids = list(chain.from_iterable(ids for ids, _ in group))
         labelled = list(chain.from_iterable(labelled for _, labelled in group))
+        ends = list(accumulate(len(ids) for ids, _ in group))
         whole = len(ids) // length * length
-        yield [(ids[at : at + length], labelled[at : at + length]) for at in range(0, whole, length)], len(ids) - whole
+        yield (
+            [
+                (first + bisect_right(ends, at), (ids[at : at + length], labelled[at : at + length]))
+                for at in range(0, whole, length)
+            ],
+            len(ids) - whole,
+        )

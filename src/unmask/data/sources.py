@@ -1,7 +1,10 @@
 """Where rows come from: JSONL files, files and directories that `datasets` reads, data sets of the Hugging Face hub."""
 
+import codecs
 import hashlib
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +34,8 @@ class UnavailableError(DataError):
 class Records:
     """The records of a source that pass its filter, with their line (JSONL) or row number, from 1.
 
-    counts: records dropped by the filter. digest: sha256 of a JSONL file, else of the records that were read; complete
-    when the iteration is.
+    counts: records dropped by the filter or as malformed. digest: sha256 of a JSONL file, else of the records that were
+    read; complete when the iteration is.
     """
 
     def __init__(self, source: Source) -> None:
@@ -42,7 +45,12 @@ class Records:
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         taken = 0
         for number, record in self._read():
-            if (why := _refused(record, self.source)) is not None:
+            try:
+                why = _refused(record, self.source)
+            except DataError as error:
+                self.fault(error, number)
+                continue
+            if why is not None:
                 self.counts[f"dropped: {why}"] += 1
                 continue
             yield number, record
@@ -54,12 +62,25 @@ class Records:
     def digest(self) -> str:
         return self._hash.hexdigest()
 
+    def fault(self, error: DataError, number: int) -> None:
+        """A record that cannot be used: counted where the source says so, else an error with its file and line."""
+        if self.source.malformed == "error":
+            raise DataError(error.problem, file=name_of(self.source), line=number, field=error.field) from None
+        where = f"{error.field} " if error.field else ""
+        self.counts[f"dropped: malformed, {where}{re.sub(r'[0-9]+', 'N', error.problem)}"] += 1
+
     def _read(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        path = Path(self.source.path)
-        if not self.source.path.startswith(HUB) and not path.is_dir() and path.suffix not in BUILDERS:
+        path = self.source.path
+        if not path.startswith(HUB) and not os.path.isdir(path) and Path(path).suffix not in BUILDERS:
             if self.source.config or self.source.split:
                 raise ConfigError(f"{path} is a JSONL file; leave out config and split")
-            yield from read_jsonl(self.source.path, self._hash)
+            for number, line in _lines(path, self._hash):
+                try:
+                    record = _record(line)
+                except DataError as error:
+                    self.fault(error, number)
+                else:
+                    yield number, record
             return
         for number, record in enumerate(_dataset(self.source), start=1):
             self._hash.update(json.dumps(record, sort_keys=True, default=str).encode())
@@ -70,7 +91,7 @@ def _refused(record: dict[str, Any], source: Source) -> str | None:
     """Why a record does not pass the filter; None where it does. DataError for a column that it does not have."""
     for column, wanted in (source.filter or {}).items():
         if column not in record:
-            raise DataError(f"has no column '{column}', only {sorted(record)}", file=name_of(source), field="filter")
+            raise DataError(f"has no column '{column}', only {sorted(record)}", field="filter")
         allowed = wanted if isinstance(wanted, list) else [wanted]
         if record[column] not in allowed:
             return f"{column} is not {' or '.join(map(str, allowed))}"
@@ -116,31 +137,46 @@ def _split(found: Any, source: Source) -> Any:
     return found[wanted]
 
 
-def read_jsonl(path: str, hashed: Any = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each non-empty line. hashed: takes in the whole file, however many lines are read."""
-    for number, line in enumerate(_lines(path, hashed), start=1):
-        if not line.strip():
-            continue
+def read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each non-empty line. DataError with file and line for one that is not an object."""
+    for number, line in _lines(path):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"is not JSON ({error.msg} at column {error.colno})", file=path, line=number) from None
-        if not isinstance(record, dict):
-            raise DataError(f"is a JSON {type(record).__name__}, not an object", file=path, line=number)
+            record = _record(line)
+        except DataError as error:
+            raise DataError(error.problem, file=path, line=number) from None
         yield number, record
 
 
-def _lines(path: str, hashed: Any) -> Iterator[str]:
-    """The lines of a text file, without their ends, one at a time."""
+def _record(line: bytes) -> dict[str, Any]:
+    """The object that a line holds; DataError without a place."""
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"is not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
+        raise DataError(f"cannot be read ({why})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"is a JSON {type(record).__name__}, not an object")
+    return record
+
+
+def _lines(path: str, hashed: Any = None) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of each line that is not empty, one at a time, without a byte order mark. hashed: takes in the
+    whole file, however many lines are read."""
     try:
         if hashed is not None:
-            with Path(path).open("rb") as file:
+            with open(path, "rb") as file:
                 while piece := file.read(1 << 20):
                     hashed.update(piece)
-        with Path(path).open(encoding="utf-8") as text:
-            for line in text:
-                yield line.removesuffix("\n")
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if line.strip():
+                    yield number, line.rstrip(b"\r\n")
     except FileNotFoundError:
         raise DataError("there is no such file", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read as UTF-8 text ({error})", file=path) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=path) from None

@@ -1,6 +1,7 @@
 """Encoded rows in flat files: written one behind the other as they are made, read back through a memory map.
 
-A token takes 5 bytes: its id as int32 and its label as one byte. A reader's memory is what it touches, and processes of
+A token takes 5 bytes: its id as int32 and its label as one byte; a row 16: where it begins, and the source and line it
+is from. A reader's memory is what it touches, and processes of
 one machine that read the same files share it. `numbers` says which stored rows there are and in which order, so that a
 row that comes several times is stored once.
 """
@@ -22,7 +23,10 @@ from torch import Tensor
 
 from unmask.errors import CheckpointError
 
-TYPES = {"ids": np.int32, "labelled": np.bool_, "starts": np.int64, "numbers": np.int64}
+TYPES = {
+    **{"ids": np.int32, "labelled": np.bool_, "starts": np.int64, "numbers": np.int64},
+    **{"sources": np.int32, "lines": np.uint32},
+}
 """The files by name, and what they hold; row n has the tokens from starts[n] to starts[n + 1]."""
 BUFFER = 1 << 20
 """Bytes of a file that are held back before they are written."""
@@ -38,10 +42,13 @@ class Row:
 
 
 class Stored(Sequence[Row]):
-    """The rows of flat arrays: ids Int32 [token], labelled Bool [token], starts Int64 [row + 1]. A row is a copy."""
+    """The rows of flat arrays: ids Int32 [token], labelled Bool [token], starts Int64 [row + 1]. A row is a copy.
 
-    def __init__(self, ids: Array, labelled: Array, starts: Array) -> None:
-        self.ids, self.labelled, self.starts = ids, labelled, starts
+    sources: Int32 [row], the number of its source; lines: UInt32 [row], its line or row number there.
+    """
+
+    def __init__(self, ids: Array, labelled: Array, starts: Array, sources: Array, lines: Array) -> None:
+        self.ids, self.labelled, self.starts, self.sources, self.lines = ids, labelled, starts, sources, lines
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -113,21 +120,30 @@ class Writer:
         for file in self._files.values():
             file.close()
 
-    def add(self, ids: Sequence[int], labelled: Sequence[bool]) -> None:
+    def add(self, ids: Sequence[int], labelled: Sequence[bool], source: int, line: int) -> None:
         self.rows, self._tokens = self.rows + 1, self._tokens + len(ids)
         self._put("ids", array("i", ids))
         self._put("labelled", bytes(labelled))
         self._put("starts", array("q", [self._tokens]))
+        self._put("sources", array("i", [source]))
+        self._put("lines", array("I", [line]))
 
     def choose(self, numbers: Array) -> None:
         """Stored rows that come next, Int64 [row], by number from 0."""
         self._put("numbers", numbers)
 
+    def stored(self) -> Stored:
+        """The rows so far."""
+        return self._read()[0]
+
     def finish(self) -> Chosen:
-        """Write what was held back; the rows that were chosen."""
+        """The rows that were chosen."""
+        return Chosen(*self._read())
+
+    def _read(self) -> tuple[Stored, Array]:
         for name in TYPES:
             self._write(name)
-        return _chosen(self._files)
+        return _mapped(self._files)
 
     def _put(self, name: str, values: Any) -> None:
         self._held[name] += memoryview(values).cast("B")
@@ -154,7 +170,7 @@ def read(directory: Path) -> Chosen:
     """The rows in a directory that a `Writer` wrote."""
     files: dict[str, Any] = {name: (directory / name).open("rb", buffering=0) for name in TYPES}
     try:
-        return _chosen(files)
+        return Chosen(*_mapped(files))
     finally:
         for file in files.values():
             file.close()
@@ -164,15 +180,25 @@ def size(rows: Chosen) -> int:
     """Bytes of the files of stored rows."""
     stored = rows.rows
     assert isinstance(stored, Stored)
-    return sum(part.nbytes for part in (stored.ids, stored.labelled, stored.starts, rows.numbers))
+    parts = (stored.ids, stored.labelled, stored.starts, stored.sources, stored.lines, rows.numbers)
+    return sum(part.nbytes for part in parts)
 
 
-def _chosen(files: dict[str, FileIO]) -> Chosen:
-    found = {name: _mapped(file, TYPES[name]) for name, file in files.items()}
-    return Chosen(Stored(found["ids"], found["labelled"], found["starts"]), found["numbers"])
+def place(rows: Sequence[Row], n: int) -> tuple[int, int]:
+    """The number of the source of a stored row, and its line there."""
+    if isinstance(rows, Chosen):
+        return place(rows.rows, int(rows.numbers[n]))
+    assert isinstance(rows, Stored)
+    return int(rows.sources[n]), int(rows.lines[n])
 
 
-def _mapped(file: FileIO, dtype: Any) -> Array:
+def _mapped(files: dict[str, FileIO]) -> tuple[Stored, Array]:
+    found = {name: _array(file, TYPES[name]) for name, file in files.items()}
+    numbers = found.pop("numbers")
+    return Stored(**found), numbers
+
+
+def _array(file: FileIO, dtype: Any) -> Array:
     if not os.fstat(file.fileno()).st_size:  # nothing cannot be mapped
         return np.zeros(0, dtype)
     return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)

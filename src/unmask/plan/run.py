@@ -124,12 +124,12 @@ def _rows(recipe: Adapt) -> tuple[Rows, int, int, str | None]:
             return Rows(), 0, 0, f"{recipe.base} has no tokenizer"
         stops = tuple(sorted(declared_stops(config, tokenizer, generation_settings(path))))
         mask_id, _ = choose_mask_id(config, tokenizer, recipe.mask_id)
-        rows = read_rows(recipe.data, recipe, tokenizer, stops, mask_id)
+        rows = read_rows(recipe.data, recipe, tokenizer, stops, mask_id, hold=recipe.validation_rows)
         extra = recipe.validation_data
         others = read_rows(extra, recipe, tokenizer, stops, mask_id) if extra else Rows()
     except (CheckpointError, UnavailableError) as error:
         return Rows(), 0, 0, str(error)
-    rows, held = divided(rows, others, recipe)
+    rows, held = divided(rows, others)
     return rows, len(held), mask_id, None
 
 

@@ -50,8 +50,8 @@ def excluded_texts(file: str) -> Iterator[str]:
     Raises DataError, also for a file that holds no text.
     """
     try:
-        start = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        start = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
         raise DataError(f"cannot be read: {why}; give a file of texts to keep out", file=file) from None
     if not start.strip():

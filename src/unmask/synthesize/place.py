@@ -5,6 +5,7 @@ rows come to OUT.jsonl at the end, all at once; OUT.about.json says how they wer
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ from unmask.errors import CheckpointError
 from unmask.journal import changed, replacement, writing
 from unmask.model.files import read_json
 
+LONGEST_NAME = 255
+"""Bytes of a file's name, as file systems have it."""
+
 
 class Place:
     """Where a run writes: `out`, the file about it, and the journals of its two phases."""
 
     def __init__(self, out: Path) -> None:
-        if not out.name or out.is_dir():
+        if not out.name or os.path.isdir(out):
             raise CheckpointError(f"{out} is a directory; give a file that does not exist yet")
         self.out, self.about = out, out.with_name(out.name.removesuffix(".jsonl") + ".about.json")
         self.answers, self.prompts = (out.with_name(out.name + end) for end in (".partial", ".made"))
+        if len(os.fsencode(self.about.name)) + len("..tmp") > LONGEST_NAME:
+            raise CheckpointError(
+                f"--out has a name of {len(out.name)} letters, too long for a file; give a shorter one"
+            )
 
     def check(self, resume: bool) -> None:
         """Refuse to overwrite what is there, or to resume what is not."""
@@ -35,6 +43,8 @@ class Place:
         now = json.loads(json.dumps(about))
         if self.about.is_file():
             before = read_json(self.about)
+            if not isinstance(before.get("counts"), dict) or not isinstance(before.get("complete"), bool):
+                raise CheckpointError(f"{self.about} is damaged: it must say counts and complete; give another --out")
             if (differs := changed(before.get("made_with", {}), now)) is not None:
                 key, old, new = differs
                 raise CheckpointError(

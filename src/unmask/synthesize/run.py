@@ -16,6 +16,7 @@ from typing import Any
 from unmask.config import Decoding
 from unmask.errors import ConfigError, DataError
 from unmask.journal import Journal, replacement
+from unmask.lock import locked
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.spread import Work, need_ray, workers
 from unmask.synthesize.jobs import Job, Jobs, Prompt
@@ -65,6 +66,13 @@ def synthesize(
     CheckpointError for files that are in the way or cannot be written, all but the last before any work.
     """
     place = Place(out)
+    with locked(out):
+        yield from _synthesize(place, prompts, settings, loading, resume)
+
+
+def _synthesize(
+    place: Place, prompts: Sequence[Prompt], settings: Synthesis, loading: dict[str, Any], resume: bool
+) -> Iterator[Progress | Summary]:
     place.check(resume)
     if settings.workers > 1:
         need_ray()
@@ -78,12 +86,15 @@ def synthesize(
         _some(jobs)
     origin = made_with(checkpoint, loading, settings, prompts)
     before = place.begin(origin)
-    if before["complete"] and out.is_file():
+    if before["complete"] and place.out.is_file():
         place.clear()
         yield Summary(before["counts"], 0, 0.0)
         return
     run = _Run(place)
-    with workers(checkpoint, loading, settings.workers) as spread:
+    fewest = min(
+        loading["batch_size"], settings.make or len(jobs.jobs)
+    )  # room for more rows than there are is not kept
+    with workers(checkpoint, loading | {"batch_size": fewest}, settings.workers) as spread:
         run.began = time.perf_counter()
         if header is not None:
             with Journal(place.prompts) as journal:
@@ -95,7 +106,7 @@ def synthesize(
             _some(jobs)
         with Journal(place.answers) as journal:
             yield from run.do("answering", spread, jobs.jobs, settings.answers(), answered, journal)
-            counts = _write(out, jobs, journal, settings.make or len(prompts))
+            counts = _write(place.out, jobs, journal, settings.make or len(prompts))
     place.describe(origin, counts, complete=True)
     place.clear()
     yield Summary(counts, run.tokens, time.perf_counter() - run.began)

@@ -11,6 +11,11 @@ def _positive(value: int) -> bool:
     return value >= 1
 
 
+def _up_to(most: int) -> dict[str, Any]:
+    """A whole number from 1 to what one run can hold."""
+    return {"check": lambda value: 1 <= value <= most, "allowed": f"from 1 to {most:,}", "metavar": "N"}
+
+
 def _like(name: str, default: Any, help: str) -> Any:
     """A field that allows what the field of `Decoding` of that name allows."""
     about = Decoding.__dataclass_fields__[name].metadata
@@ -34,9 +39,7 @@ class Synthesis:
     make: int | None = option(
         None,
         help="sample N prompts from the model, which completes an empty user turn, instead of reading them",
-        check=_positive,
-        allowed="at least 1",
-        metavar="N",
+        **_up_to(10_000_000),
     )
     make_temperature: float = option(
         1.0,
@@ -66,9 +69,7 @@ class Synthesis:
     workers: int = option(
         1,
         help="processes that answer, spread by Ray where more than one",
-        check=_positive,
-        allowed="at least 1",
-        metavar="N",
+        **_up_to(10_000),
     )
 
     def __post_init__(self) -> None:
