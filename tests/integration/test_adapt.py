@@ -307,7 +307,9 @@ def test_a_gradient_that_is_not_a_number_stops_before_the_weights(base, tmp_path
         return losses
 
     monkeypatch.setattr(loop, "_backward", infinite)
-    with pytest.raises(UnmaskError, match="norm of the gradient of step 3 is inf, on rows .* last good state"):
+    with pytest.raises(
+        UnmaskError, match="norm of the gradient of step 3 is inf, on .*rows.jsonl lines 3, 1, 2, 4; .* last good state"
+    ):
         next(steps)
     monkeypatch.setattr(loop, "_backward", backward)
     assert [progress.step for progress in loop.adapt(settings, resume=True)] == [2, 3, 4]

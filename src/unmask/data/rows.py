@@ -38,14 +38,17 @@ class Rows:
     bytes: int = 0
 
     def named(self, numbers: Iterable[int]) -> str:
-        """Where rows are from, as a user can look them up: `a.jsonl line 5, 1; b.jsonl line 3`. A row that the paper's
+        """Where rows are from, as a user can look them up: `a.jsonl lines 5, 1; b.jsonl line 3`. A row that the paper's
         packing made is named by the line that it begins in."""
         lines: dict[int, list[int]] = {}
         for n in numbers:
             source, line = place(self.rows, n)
             lines.setdefault(source, []).append(line)
         names = list(self.sources)
-        return "; ".join(f"{names[source]} line {', '.join(map(str, found))}" for source, found in lines.items())
+        return "; ".join(
+            f"{names[source]} line{'s'[: len(found) > 1]} {', '.join(map(str, found))}"
+            for source, found in lines.items()
+        )
 
 
 def load_rows(
