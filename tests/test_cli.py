@@ -271,7 +271,10 @@ def test_a_device_that_is_not_there_is_named(cli, device):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["chat"], "unmask has no command 'chat'; there are demo, adapt, generate, synthesize, bench, doctor"),
+        (
+            ["chat"],
+            "unmask has no command 'chat'; there are demo, adapt, generate, synthesize, evaluate, bench, doctor",
+        ),
         (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
         (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),
         (["generate", "--prompt", "a", "--threshold", "nan"], "--threshold is nan"),
@@ -285,7 +288,7 @@ def test_a_device_that_is_not_there_is_named(cli, device):
         (["generate", "what is this"], "'what is this' is not understood"),
         (["generate", "--prompts", "none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
         (["generate", "--prompt", "a", "--model", "./none"], "there is no directory ./none"),
-        (["generate", "--prompt", "a", "--batch-size", "0"], "--batch-size is 0; allowed: at least 1"),
+        (["generate", "--prompt", "a", "--batch-size", "0"], "--batch-size is 0; allowed: from 1 to 65,536"),
         (["adapt"], "give a recipe"),
         (["adapt", "none.toml"], "there is no file none.toml"),
         (["doctor", "--model", "./none"], "there is no directory ./none"),

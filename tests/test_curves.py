@@ -15,7 +15,16 @@ def write_log(output, steps, validated=()):
     lines = []
     for step in range(1, steps + 1):
         found = {"loss": 2.0, "levels": {"0.5": 1.0}, "best_loss": 2.0, "best_step": 1} if step in validated else None
-        lines.append({"step": step, "loss": 5.0 / step, "learning_rate": 1e-3, "grad_norm": 1.0, "validation": found})
+        lines.append(
+            {
+                "step": step,
+                "loss": 5.0 / step,
+                "labels": 1,
+                "learning_rate": 1e-3,
+                "grad_norm": 1.0,
+                "validation": found,
+            }
+        )
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (output / "log.jsonl").write_text(text + '{"step": 99, "lo')  # as a kill leaves it
 

@@ -134,7 +134,7 @@ def test_everything_malformed_can_be_dropped(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\n".join([good[0], *bad, *good[1:]]))
     rows = load(Source(path=str(file), filter={"lang": "en"}, malformed="drop"))
-    assert [text[-8] for text in texts(rows)] == ["0", "1", "2"] and rows.named([0, 2]) == f"{file} line 1, 10"
+    assert [text[-8] for text in texts(rows)] == ["0", "1", "2"] and rows.named([0, 2]) == f"{file} lines 1, 10"
     assert rows.counts == {
         "kept": 3,
         "dropped: malformed, is not JSON (Expecting value at column N)": 1,
