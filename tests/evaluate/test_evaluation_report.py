@@ -96,8 +96,8 @@ def test_items_of_every_kind_come_back_as_they_were(tmp_path):
     who = Contender(
         "ä b", "demo", "threshold", "plain", {"threshold": 0.5, "stop": "\n"}, 4, {"sub_block_cache": False}
     )
-    item = Item(7, 'a "quoted"\n\u2028line', "", "<b>", 0.25, {"f1": 0.1}, 3, 2, 0.5, "error", 0.125)
-    made = [Outcome(who, "t", "generation", "f1", [item], 1.5), Outcome(who, "u", "likelihood", "acc", [], 0.0)]
+    item = Item(7, 'a "quoted"\n\u2028line', "", "<b>", 0.25, {"f1": 0.1}, 3, 2, 0.5, "error", 0.125, 0.25, "why")
+    made = [Outcome(who, "t", "generation", "f1", [item], 1.5, cut=2), Outcome(who, "u", "likelihood", "acc", [], 0.0)]
     write_items(made, tmp_path / "new" / "items.jsonl")
     assert read_items(tmp_path / "new" / "items.jsonl") == made
 

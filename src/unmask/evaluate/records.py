@@ -1,6 +1,6 @@
 """items.jsonl: everything that an evaluation measured, item by item, from which its report can be made again.
 
-A line {"outcome": {contender, task, kind, metric, wall, items: how many}} comes before the lines of its items.
+A line {"outcome": {contender, task, kind, metric, wall, cut, items: how many}} comes before the lines of its items.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def write_items(outcomes: Sequence[Outcome], file: Path) -> None:
         with fresh.open("w", encoding="utf-8") as to:
             for outcome in outcomes:
                 about: dict[str, Any] = {"contender": _plain(outcome.contender), "task": outcome.task}
-                about |= {"kind": outcome.kind, "metric": outcome.metric, "wall": outcome.wall}
+                about |= {"kind": outcome.kind, "metric": outcome.metric, "wall": outcome.wall, "cut": outcome.cut}
                 to.write(_line({"outcome": about | {"items": len(outcome.items)}}))
                 for item in outcome.items:
                     to.write(_line(_plain(item)))
