@@ -135,14 +135,15 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def area(anchor: float, points: Sequence[tuple[float, float]]) -> float | None:
     """Area under accuracy and parallelism, in units of AR decoding: AR alone has 1, lossless TPF 3 has 3.
 
-    anchor: the score of mode ar, which stands at 1 token per forward. points: (tokens per forward, score) of the other
-    settings. After AUP of d3LLM (arXiv 2601.07568), with mode ar of the same model as its reference:
+    anchor: the score of mode ar. points: (tokens per forward over those of mode ar, score) of the other settings; mode
+    ar's own number is not quite 1, since the prompt takes a forward too. After AUP of d3LLM (arXiv 2601.07568), with
+    mode ar of the same model as its reference:
 
         area = 1 + sum over i of (t_i - t_{i-1}) (w_i + w_{i-1}) / 2,   w = r min(exp(-3 (1 - r)), 1)
 
     with r = score / anchor,
-    over the settings by rising t, from (t, r) = (1, 1) on. Settings of at most 1 token per forward add nothing; of
-    two with the same t the better one counts. None where the anchor is 0.
+    over the settings by rising t, from (t, r) = (1, 1) on. Settings with no more tokens per forward than mode ar add
+    nothing; of two with the same t the better one counts. None where the anchor is 0.
     """
     if not anchor > 0:
         return None

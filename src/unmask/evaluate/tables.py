@@ -15,6 +15,7 @@ from unmask.evaluate.pairing import (
     per_second,
     scores,
     swept_text,
+    times,
 )
 from unmask.evaluate.statistics import Estimate, macro_score, percentile
 from unmask.report import Section
@@ -83,6 +84,9 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         found |= _estimate(f"{start}_score", exact)
         for name, other in references(each, outcomes).items():
             found |= _estimate(f"{start}_vs_{name}", against(outcomes, each, other, task=outcome.task))
+        same = [other for other in outcomes if other.task == outcome.task]
+        if (ratio := times(same, each, references(each, outcomes)["ar"])) is not None:
+            found[f"{start}_times_ar"] = ratio
         found |= {f"{start}_{name}": value for name, value in measured(outcome).items() if value is not None}
     return {name: value for name, value in found.items() if value == value}
 
@@ -177,18 +181,16 @@ def short_section(outcomes: Sequence[Outcome]) -> Section:
         other = references(each, outcomes)
         found = {name: against(outcomes, each, other[name], kind="generation") for name in ("ar", "base", "plain")}
         macro = macro_score([[item.score for item in outcome.items] for outcome in own]).scaled(100)
-        ar, speed = ar_of(each, outcomes, each.role), per_second(own)
-        slow = per_second(of(outcomes, ar)) if ar else None
-        times = speed / slow if speed and slow else None
+        speed, ratio = per_second(own), times(outcomes, each, ar_of(each, outcomes, each.role))
         forward, pooled = per_forward(own), scores(own)
-        cells = (percent(pooled), percent(macro), *map(points, found.values()), forward, speed, times, pooled.items)
+        cells = (percent(pooled), percent(macro), *map(points, found.values()), forward, speed, ratio, pooled.items)
         section.row(called[each.name], *cells)
         start = f"{before[each.name]}all_{each.mode}"
         section.figures |= _estimate(f"{start}_score", pooled.scaled(0.01))
         section.figures |= _estimate(f"{start}_mean", macro.scaled(0.01))
         for name, difference in found.items():
             section.figures |= _estimate(f"{start}_vs_{name}", difference)
-        told = {"tokens_per_forward": forward, "tokens_per_second": speed, "times_ar": times}
+        told = {"tokens_per_forward": forward, "tokens_per_second": speed, "times_ar": ratio}
         section.figures |= {f"{start}_{name}": value for name, value in told.items() if value is not None}
     return section
 
