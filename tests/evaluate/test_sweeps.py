@@ -6,10 +6,31 @@ from dataclasses import replace
 import pytest
 from made_outcomes import contender, scored
 
+from unmask.config import BlockSpec
+from unmask.errors import ConfigError
+from unmask.evaluate.contenders import contenders
 from unmask.evaluate.report import write
+from unmask.evaluate.settings import Evaluate
 from unmask.evaluate.sweeps import area_section, sweep_sections
 
 HALF = [1.0] * 50 + [0.0] * 50
+
+
+def asked(*sweep, **how):
+    spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=1, context="block")
+    return contenders("demo", spec, Evaluate(tasks="gsm8k", sweep=sweep, **how), {}, 8)
+
+
+def test_a_setting_named_twice_in_one_sweep_is_refused():
+    assert [each.swept for each in asked("threshold=0.5,0.9")][2:] == [{"threshold": 0.5}, {"threshold": 0.9}]
+    with pytest.raises(ConfigError, match="sweep is 'threshold=0.5 threshold=0.9'; allowed: each NAME once"):
+        asked("threshold=0.5 threshold=0.9")
+
+
+def test_a_sweep_over_more_items_than_the_modes_is_refused():
+    assert len(asked("threshold=0.5", limit=5, sweep_limit=5)) == len(asked("threshold=0.5", sweep_limit=5)) == 3
+    with pytest.raises(ConfigError, match="sweep_limit is 6; allowed: at most limit, 5"):
+        asked("threshold=0.5", limit=5, sweep_limit=6)
 
 
 def section(outcomes, title):
@@ -20,7 +41,7 @@ def section(outcomes, title):
     ("name", "values", "columns"),
     [
         ("rule", ("factor:1", "threshold"), ("factor:1", "threshold")),
-        ("schedule", ("cosine", "linear"), ("cosine", "linear")),
+        ("schedule", ("reference", "fused"), ("fused", "reference")),
         ("sub_block_cache", (True, False), ("off", "on")),
         ("threshold", (0.9, 0.5), ("0.5", "0.9", "1.0")),
         ("max_new_tokens", (128, 20), ("20", "128")),
