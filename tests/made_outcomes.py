@@ -72,6 +72,7 @@ def outcome(who: Contender, task: str, loss: float, tpf: float, rate: float, see
                 tokens / rate * own.uniform(0.8, 1.6),
                 reason,
                 own.random() * 0.1 if tokens else 0.0,
+                0.1 if kind == "likelihood" and who.mode == "threshold" else None,
             )
         )
     tokens = sum(item.tokens for item in items)

@@ -31,8 +31,8 @@ class Verdict:
     """Whether one contender's loss stays within `points`, over one task or (`all`) all generation tasks together.
 
     difference: score less that of mode ar, in points, paired over the same items, with its 95% interval
-    state: passed where the interval's lower end is at or above -points; failed where the difference itself is below
-        it; else too few items to decide
+    state: passed where the interval's lower end is at or above -points; failed where the difference itself is at or
+        below it; else too few items to decide
     needed: with too few, about how many items like these would decide it
     decides: whether it counts for the gate; not where the task is scored by likelihood, which decodes nothing
     """
