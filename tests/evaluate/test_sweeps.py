@@ -94,7 +94,7 @@ def test_points_of_the_curve_are_over_the_items_that_all_have():
 
 
 def test_the_area_is_in_units_of_mode_ars_own_tokens_per_forward():
-    """The prompt takes a forward too: 20 tokens in 21 forwards are one unit."""
+    """20 tokens in 21 forwards are one unit."""
     ar = scored(contender("ar"), HALF)
     ar = replace(ar, items=[replace(item, forwards=21) for item in ar.items])
     made = area_section([ar, scored(contender("threshold"), HALF, tpf=2)])

@@ -146,7 +146,7 @@ def area(anchor: float, points: Sequence[tuple[float, float]]) -> float | None:
     """Area under accuracy and parallelism, in units of AR decoding: AR alone has 1, lossless TPF 3 has 3.
 
     anchor: the score of mode ar. points: (tokens per forward over those of mode ar, score) of the other settings; mode
-    ar's own number is not quite 1, since the prompt takes a forward too. After AUP of d3LLM (arXiv 2601.07568), with
+    ar's own number need not be 1, since the prompt takes forwards too. After AUP of d3LLM (arXiv 2601.07568), with
     mode ar of the same model as its reference:
 
         area = 1 + sum over i of (t_i - t_{i-1}) (w_i + w_{i-1}) / 2,   w = r min(exp(-3 (1 - r)), 1)

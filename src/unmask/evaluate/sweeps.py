@@ -80,7 +80,7 @@ def sweep_sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:
 
 def _section(names: tuple[str, ...], swept: list[Contender], outcomes: Sequence[Outcome]) -> Section:
     across = next((name for name in ACROSS if name in names), names[0])
-    about = f"Settings {' and '.join(names)} varied together."
+    about = f"Settings {' and '.join(names)} varied together." if names[1:] else "All else is the same."
     title, about = TITLES.get(names, (f"{', '.join(names)} varied", about))
     published = paper.SWEEPS.get(across, {}) if names == (across,) else {}
     if published:
