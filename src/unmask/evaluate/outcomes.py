@@ -37,6 +37,7 @@ class Item:
     repeated: share of the answer's 4-grams of tokens that occurred before in it
     standard_error: of the likelihood estimate of the answer chosen, in nats; None where there is none
     error: why there is no answer, in one line; empty where there is one
+    greedy: whether greedy decoding writes the answer chosen; None where that is not known, and where text is written
     """
 
     number: int
@@ -52,6 +53,7 @@ class Item:
     repeated: float = 0.0
     standard_error: float | None = None
     error: str = ""
+    greedy: bool | None = None
 
 
 @dataclass(frozen=True)
