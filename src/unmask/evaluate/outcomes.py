@@ -35,6 +35,9 @@ class Item:
     tokens, forwards, seconds: of the answer, as `Answer` counts them; 0 for likelihood items
     finish_reason: stop, length or error; empty for likelihood items
     repeated: share of the answer's 4-grams of tokens that occurred before in it
+    standard_error: of the likelihood estimate of the answer chosen, in nats; None where there is none
+    error: why there is no answer, in one line; empty where there is one
+    greedy: whether greedy decoding writes the answer chosen; None where that is not known, and where text is written
     """
 
     number: int
@@ -48,11 +51,18 @@ class Item:
     seconds: float = 0.0
     finish_reason: str = ""
     repeated: float = 0.0
+    standard_error: float | None = None
+    error: str = ""
+    greedy: bool | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one contender did on one task. wall: seconds that its answers took together, batches counted once."""
+    """What one contender did on one task.
+
+    wall: seconds that its answers took together, batches counted once
+    cut: how many of its prompts were cut on the left, being too long for the model
+    """
 
     contender: Contender
     task: str
@@ -60,6 +70,7 @@ class Outcome:
     metric: str
     items: Sequence[Item]
     wall: float
+    cut: int = 0
 
     @property
     def score(self) -> float:
