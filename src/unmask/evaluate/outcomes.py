@@ -30,11 +30,13 @@ class Item:
     """One item of a task as one contender did it.
 
     number: place in the task's documents; the same item has the same number for every contender
-    prompt, answer, target: as text (of a likelihood item: the answer chosen)
+    prompt, answer, target: as text (of a likelihood item: the answer chosen); of a prompt that was cut, what was asked
     score: of the task's main metric, 0 to 1. metrics: all that the task reports
     tokens, forwards, seconds: of the answer, as `Answer` counts them; 0 for likelihood items
     finish_reason: stop, length or error; empty for likelihood items
     repeated: share of the answer's 4-grams of tokens that occurred before in it
+    error: why there is no answer, where finish_reason is error; the score is 0 then
+    standard_error, greedy: of a likelihood item: those of the chosen answer's log-probability, None where unknown
     """
 
     number: int
@@ -48,11 +50,18 @@ class Item:
     seconds: float = 0.0
     finish_reason: str = ""
     repeated: float = 0.0
+    error: str = ""
+    standard_error: float | None = None
+    greedy: bool | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one contender did on one task. wall: seconds that its answers took together, batches counted once."""
+    """What one contender did on one task.
+
+    wall: seconds that its answers took together, batches counted once
+    cut: items whose prompt lost its beginning, because the model has too few positions
+    """
 
     contender: Contender
     task: str
@@ -60,6 +69,7 @@ class Outcome:
     metric: str
     items: Sequence[Item]
     wall: float
+    cut: int = 0
 
     @property
     def score(self) -> float:

@@ -81,11 +81,12 @@ and puzzles."""
 class Loaded:
     """What was found. tasks: by name, ready for `lm_eval.evaluate(task_dict=…)`. skipped: the reason by name.
 
-    names: the task, or all parts of the group, that each name asked for stands for, with each part's place in it,
-    which does not depend on what else was asked for or could be had. digests: sha256 of each local file read.
+    names: the task, or all parts of the group, that each name asked for stands for. group: the name that a task's items
+    are reported under, and its place among the group's parts, which does not depend on what else was asked for or could
+    be had. digests: sha256 of each local file read.
     main_metric: (metric, filter) that is the task's score. chat: whether the chat template is applied by default.
-    notes: what is to be said about stand-ins. group: the name that a task's items are reported under. code: the metric
-    of tasks that run code, whose `verdicts` tell what the sandbox saw.
+    notes: what is to be said about stand-ins. code: the metric of tasks that run code, whose `verdicts` tell what the
+    sandbox saw.
     """
 
     tasks: dict[str, Any] = field(default_factory=dict)
@@ -94,8 +95,8 @@ class Loaded:
     main_metric: dict[str, tuple[str, str]] = field(default_factory=dict)
     chat: dict[str, bool] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    names: dict[str, dict[str, int]] = field(default_factory=dict)
-    group: dict[str, str] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    group: dict[str, tuple[str, int]] = field(default_factory=dict)
     code: CodeEval = field(default_factory=CodeEval)
 
 
@@ -129,11 +130,12 @@ def load_tasks(
     asked = list(dict.fromkeys(names))
     for name in asked:
         found = _found(name, _named(name, asked), loaded, files, limit, seed, scorer)
-        loaded.names[name] = {each: place for place, each in enumerate(sorted(found))}
+        loaded.names[name] = sorted(found)
         for each, task in found.items():
             if each in loaded.group:
-                raise ConfigError(f"'{loaded.group[each]}' and '{name}' both stand for {each}; name one of them")
-            loaded.group[each] = name if len(found) > 1 else each
+                other = next(asked for asked, stands_for in loaded.names.items() if each in stands_for)
+                raise ConfigError(f"'{other}' and '{name}' both stand for {each}; name one of them")
+            loaded.group[each] = (name if len(found) > 1 else each, loaded.names[name].index(each))
             if num_fewshot is not None:
                 task.set_config("num_fewshot", num_fewshot)
             task.set_fewshot_seed(seed)
