@@ -30,13 +30,14 @@ class Item:
     """One item of a task as one contender did it.
 
     number: place in the task's documents; the same item has the same number for every contender
-    prompt, answer, target: as text (of a likelihood item: the answer chosen); of a prompt that was cut, what was asked
+    prompt, answer, target: as text (of a likelihood item: the answer chosen)
     score: of the task's main metric, 0 to 1. metrics: all that the task reports
     tokens, forwards, seconds: of the answer, as `Answer` counts them; 0 for likelihood items
     finish_reason: stop, length or error; empty for likelihood items
     repeated: share of the answer's 4-grams of tokens that occurred before in it
-    error: why there is no answer, where finish_reason is error; the score is 0 then
-    standard_error, greedy: of a likelihood item: those of the chosen answer's log-probability, None where unknown
+    standard_error: of the likelihood estimate of the answer chosen, in nats; None where there is none
+    error: why there is no answer, in one line; empty where there is one
+    greedy: whether greedy decoding writes the answer chosen; None where that is not known, and where text is written
     """
 
     number: int
@@ -50,8 +51,8 @@ class Item:
     seconds: float = 0.0
     finish_reason: str = ""
     repeated: float = 0.0
-    error: str = ""
     standard_error: float | None = None
+    error: str = ""
     greedy: bool | None = None
 
 
@@ -60,7 +61,7 @@ class Outcome:
     """What one contender did on one task.
 
     wall: seconds that its answers took together, batches counted once
-    cut: items whose prompt lost its beginning, because the model has too few positions
+    cut: how many of its prompts were cut on the left, being too long for the model
     """
 
     contender: Contender

@@ -142,7 +142,7 @@ class _Run:
     ) -> None:
         self.settings, self.loaded, self.out, self.tell = settings, loaded, out, tell
         self.part, self.parts = 0, len(parts)
-        self.items = sum(self._size(contender, task) for contender, task in parts)
+        self.items = 0.0 + sum(self._size(contender, task) for contender, task in parts)
         self.answered, self.spent = 0.0, 0.0
         self.warm: set[str] = set()
         self.told: set[str] = set()

@@ -18,6 +18,7 @@ from unmask.errors import ConfigError, MissingExtraError, UnmaskError
 from unmask.evaluate import own, puzzles, usable
 from unmask.evaluate.code import CodeEval, in_place_of_code_eval
 from unmask.evaluate.ifeval import MissingData, ready_for_ifeval
+from unmask.evaluate.sandbox import SandboxError
 from unmask.evaluate.standins import Files, splits
 
 DATA = "UNMASK_DATA"
@@ -177,6 +178,9 @@ def _found(
                 del whole["fewshot_config"]  # made anew from the changed settings
                 return {name: _made({**whole, **changes, "task": name})}
             return _community(GROUPS.get(name, name))
+    except SandboxError as error:  # some of lm-eval's modules try their metric when they are imported
+        loaded.skipped[name] = str(error)
+        return {}
     except (UnmaskError, AssertionError):
         raise
     except Exception as error:
