@@ -175,6 +175,14 @@ def test_stopped_and_resumed_is_the_report_of_an_unbroken_run(evaluate, tmp_path
     assert "holds no run to resume" in evaluate("--resume", out="new")[2]
 
 
+def untimed(directory: Path) -> tuple[dict[str, float], str]:
+    """A report's figures but for times, and its text but for numbers."""
+    figures = json.loads((directory / "report.json").read_text())["figures"]
+    timed = re.compile("per_second|latency|times_ar")
+    text = (directory / "report.md").read_text()
+    return {k: v for k, v in figures.items() if not timed.search(k)}, re.sub(r"[\d.,]+|\s+", " ", text)
+
+
 def test_killed_in_the_middle_and_started_again(base, questions, tmp_path):
     words = ["evaluate", "--model", base, "--tasks", questions, "--scorer", "regex", "--max-new-tokens", 40]
     words += ["--batch-size", 1, "--modes", "ar,threshold", "--out"]
@@ -194,6 +202,8 @@ def test_killed_in_the_middle_and_started_again(base, questions, tmp_path):
     assert start(tmp_path / "killed").wait(timeout=180) == 0
     del words[1]
     assert start(tmp_path / "whole").wait(timeout=180) == 0
+    one, two = (untimed(tmp_path / name) for name in ("killed", "whole"))
+    assert one == two and one[0]["all_ar_score"] and one[1].count("|") > 50
     one, two = (read_items(tmp_path / name / "items.jsonl") for name in ("killed", "whole"))
     for a, b in zip(one, two, strict=True):
         assert [(i.answer, i.score, i.forwards) for i in a.items] == [(i.answer, i.score, i.forwards) for i in b.items]
@@ -277,21 +287,54 @@ def test_tasks_of_a_group_become_one_with_numbers_of_their_own():
 
 def documented() -> list[str]:
     page = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
-    return re.findall(r"^unmask (evaluate .*)$", page, re.MULTILINE)
+    return re.findall(r"^ *unmask (evaluate .*)$", page, re.MULTILINE)
 
 
 def test_the_documented_commands_run(base, questions, tmp_path, monkeypatch):
     """With the tiny model and own questions in the place of the named ones; everything else as it is written."""
     monkeypatch.chdir(tmp_path)
-    assert len(documented()) >= 5
+    assert len(documented()) >= 9 and {"points", "speed"} <= set(re.findall(r"--recommend (\w+)=", str(documented())))
     put = {"--model": base, "--base": base, "--plain": base, "--tasks": questions, "--data": tmp_path}
     for line in documented():
-        if "--compare" in line:
-            shutil.copytree("eval", "other")
         words = shlex.split(line)
         given = {word for word in words if word.startswith("--")}
+        out = words[words.index("--out") + 1]
         words = [str(put.get(before, word)) for before, word in zip(["", *words], words, strict=False)]
         more = [] if "--compare" in given else ["--max-new-tokens", "4"]
         more += ["--model", str(base)] if not {"--model", "--compare"} & given else []
-        shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)  # two examples share a directory
+        for name in words[2:4] if "--compare" in given else ():
+            if not Path(name).exists():
+                shutil.copytree("eval", name)
+        if out == "DIR":  # stands for a directory of one's own
+            shutil.rmtree(out, ignore_errors=True)
         assert main([*words, *more]) == (3 if "--gate" in given else 0), line  # seven items prove nothing
+
+
+def test_without_a_terminal_lines_tell_the_time_left(evaluate):
+    _, _, err = evaluate("--modes", "ar,threshold")
+    lines = [line for line in err.splitlines() if line.startswith("[")]
+    assert len(lines) == 14 and all(re.search(r", \d+ s left in all$", line) for line in lines), err
+    assert lines[-1].startswith("[2/2] threshold, mine: 7/7") and lines[-1].endswith(" 0 s left in all")
+
+
+def test_workers_write_the_same_answers(evaluate, tmp_path):
+    pytest.importorskip("ray")
+    assert evaluate("--modes", "ar,threshold")[0] == 0
+    assert evaluate("--modes", "ar,threshold", "--workers", 2, out="spread")[0] == 0
+    one, two = (read_items(tmp_path / name / "items.jsonl") for name in ("out", "spread"))
+    assert [[(i.number, i.answer, i.score) for i in o.items] for o in one] == [
+        [(i.number, i.answer, i.score) for i in o.items] for o in two
+    ]
+
+
+def test_the_cross_check_with_lm_eval_s_own_model(base, questions, capsys, monkeypatch):
+    import runpy
+
+    file = Path(__file__).parents[2] / "bench" / "cross_check.py"
+    words = ["--model", base, "--tasks", questions, "--limit", 3, "--max-new-tokens", 5]
+    monkeypatch.setattr(sys, "argv", [str(file), *map(str, words)])
+    runpy.run_path(str(file), run_name="__main__")
+    said = capsys.readouterr().out
+    assert re.search(r"mine: 3 items, ours ([\d.]+), lm-eval's \1; scores differ on none; answers differ on 0", said), (
+        said
+    )
