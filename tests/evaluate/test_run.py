@@ -319,8 +319,10 @@ def test_without_a_terminal_lines_tell_the_time_left(evaluate):
 
 def test_workers_write_the_same_answers(evaluate, tmp_path):
     pytest.importorskip("ray")
-    assert evaluate("--modes", "ar,threshold")[0] == 0
-    assert evaluate("--modes", "ar,threshold", "--workers", 2, out="spread")[0] == 0
+    code, _, err = evaluate("--modes", "ar,threshold")
+    assert code == 0, err
+    code, _, err = evaluate("--modes", "ar,threshold", "--workers", 2, out="spread")
+    assert code == 0, err
     one, two = (read_items(tmp_path / name / "items.jsonl") for name in ("out", "spread"))
     assert [[(i.number, i.answer, i.score) for i in o.items] for o in one] == [
         [(i.number, i.answer, i.score) for i in o.items] for o in two

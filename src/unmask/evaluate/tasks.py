@@ -179,12 +179,12 @@ def _found(
                 return {name: _made({**whole, **changes, "task": name})}
             return _community(GROUPS.get(name, name))
     except SandboxError as error:  # some of lm-eval's modules try their metric when they are imported
-        loaded.skipped[name] = str(error)
+        loaded.skipped[called] = str(error)
         return {}
     except (UnmaskError, AssertionError):
         raise
     except Exception as error:
-        loaded.skipped[name] = _why(error)
+        loaded.skipped[called] = _why(error)
         return {}
 
 
