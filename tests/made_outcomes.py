@@ -13,7 +13,7 @@ BASE = {"gsm8k": 0.55, "humaneval": 0.35, "ifeval": 0.5, "mmlu": 0.45}
 def contender(mode: str, role: str = "model", **swept: object) -> Contender:
     """A contender whose name tells its role, mode and swept settings."""
     name = "-".join([role, mode, *(f"{key}={value}" for key, value in swept.items())])
-    decoding = {key: value for key, value in swept.items() if key not in ("batch_size", "context")}
+    decoding = {key: value for key, value in swept.items() if key != "batch_size"}
     size = int(swept.get("batch_size", 8))
     return Contender(name, role, mode, role=role, decoding=decoding, batch_size=size, swept=swept)
 
@@ -72,6 +72,7 @@ def outcome(who: Contender, task: str, loss: float, tpf: float, rate: float, see
                 tokens / rate * own.uniform(0.8, 1.6),
                 reason,
                 own.random() * 0.1 if tokens else 0.0,
+                0.1 if kind == "likelihood" and who.mode == "threshold" else None,
             )
         )
     tokens = sum(item.tokens for item in items)
@@ -114,9 +115,9 @@ def sweeps() -> list[tuple[Contender, tuple[float, float, float]]]:
                 )
                 swept = {"sub_block_size": size, "batch_size": batch, "sub_block_cache": cache}
                 found.append((contender("threshold", **swept), how))
-    for context, rate in {1024: 80, 2048: 72, 4096: 60}.items():
-        found.append((contender("ar", context=context), (0.0, 1, rate / 2)))
-        found.append((contender("threshold", context=context), (0.03, 2, rate)))
+    for length, (ar, threshold) in {20: (50, 40), 128: (48, 70), 512: (46, 84)}.items():
+        found.append((contender("ar", max_new_tokens=length), (0.0, 1, ar)))
+        found.append((contender("threshold", max_new_tokens=length), (0.03, 2, threshold)))
     return found
 
 

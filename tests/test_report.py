@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import sys
 
@@ -35,6 +36,28 @@ def test_bars_are_drawn_where_x_is_a_text():
     assert "<svg" in svg(*made.plots[0])
 
 
+@pytest.mark.parametrize("log", ["x", True])
+def test_a_logarithmic_axis_is_for_numbers_bars_have_none(log):
+    assert "confidence" in svg("Rules", "rule", {"ours": [("confidence", 3.0), ("factor:1", 2.0)]}, log)
+
+
+def test_bars_and_line_breaks_in_a_cell_do_not_break_a_markdown_table():
+    made = Section("Tasks", "About.", ("task", "why"))
+    made.row("a|b", "one\ntwo\r\nthree")
+    assert made.text().splitlines()[-1] == r"| a\|b | one two three |"
+
+
+def test_a_report_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A process that dies while it writes leaves the former report."""
+    Report("Speed", {}, {}, [section()]).write(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert sorted(before) == ["report.html", "report.json", "report.md"]
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Report("Speed", {}, {}, [section(), section()]).write(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
 def test_three_files_and_markup_is_escaped(tmp_path):
     report = Report("a <b>", {"cores": 2}, {"model": "<script>"})
     report.add(section())
@@ -59,7 +82,7 @@ def test_a_report_that_was_cut_short_says_so(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot write the report to .*file"):
+    with pytest.raises(CheckpointError, match="cannot write .*file/report.json: "):
         Report("t", {}, {}).write(tmp_path / "file")
 
 

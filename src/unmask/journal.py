@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from unmask.errors import CheckpointError
+
+RESUME = "answers that are done are kept, --resume continues"
 
 
 class Journal:
@@ -63,10 +65,10 @@ class Journal:
 
 
 @contextlib.contextmanager
-def replacement(file: Path) -> Iterator[IO[bytes]]:
+def replacement(file: Path, advice: str = RESUME) -> Iterator[IO[bytes]]:
     """What is written takes the place of `file` at the end, so that a killed process leaves the old or the new."""
     fresh = file.with_name(f".{file.name}.tmp")
-    with writing(file):
+    with writing(file, advice):
         file.parent.mkdir(parents=True, exist_ok=True)
         with fresh.open("wb") as handle:
             yield handle
@@ -76,26 +78,24 @@ def replacement(file: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Turn a failed write (a full disk) into one line."""
+def writing(file: Path, advice: str = RESUME) -> Iterator[None]:
+    """Turn a failed write (a full disk) into one line, which ends with `advice`."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"cannot write {file}: {error.strerror}; answers that are done are kept, --resume continues"
-        ) from None
+        raise CheckpointError(f"cannot write {file}: {error.strerror}; {advice}") from None
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting, by its dotted name, in which a run that was begun differs from now: name, before, now."""
-    old, new = _flat(before), _flat(json.loads(json.dumps(now)))
+    old, new = flat(before), flat(json.loads(json.dumps(now)))
     key = next((key for key in new | old if old.get(key) != new.get(key)), None)
     return None if key is None else (key, old.get(key), new.get(key))
 
 
-def _flat(entries: dict[str, Any], before: str = "") -> dict[str, Any]:
+def flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested entries by their dotted names."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in entries.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return flat
+        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
+    return found

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unmask.errors import CheckpointError
+from unmask.journal import flat, replacement
 
 Series = Mapping[str, Sequence[tuple[Any, ...]]]
 """Name to points (x, y), or (x, y, low, high) with an interval. Where x is a text, bars are drawn."""
@@ -40,7 +40,7 @@ pre{overflow-x:auto;background:var(--soft);padding:.6rem;font-size:.85rem}"""
 
 
 class Plot(NamedTuple):
-    """log: True for both axes, "x" for that one alone. zero: the y axis begins at 0."""
+    """log: True for both axes, "x" for that one alone; bars have no such x axis. zero: the y axis begins at 0."""
 
     title: str
     x: str
@@ -122,7 +122,7 @@ class Report:
         self.sections.append(section)
 
     def write(self, directory: Path) -> None:
-        """Write the three files; CheckpointError where that is impossible."""
+        """Write the three files, each replaced at once; CheckpointError where that is impossible."""
         content: dict[str, Any] = {
             "figures": self.figures,
             "settings": dict(self.settings),
@@ -131,25 +131,26 @@ class Report:
             **self.about,
         }
         content["sections"] = [{"title": s.title, "columns": s.columns, "rows": s.rows} for s in self.sections]
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / "report.json").write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-            (directory / "report.md").write_text(self._markdown(), encoding="utf-8")
-            (directory / "report.html").write_text(self._html(), encoding="utf-8")
-        except OSError as error:
-            raise CheckpointError(f"cannot write the report to {directory}: {error.strerror}") from None
+        written = {"json": json.dumps(content, indent=1, default=str) + "\n"}
+        written |= {"md": self._markdown(), "html": self._html()}
+        for kind, text in written.items():
+            with replacement(directory / f"report.{kind}", "what was there before is untouched") as file:
+                file.write(text.encode())
 
     @property
     def _heading(self) -> str:
         return self.title if self.finished else f"{self.title} (unfinished: what was measured so far)"
 
+    @property
+    def _where(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in flat(self.machine).items())
+
     def _markdown(self) -> str:
-        where = ", ".join(f"{name} {value}" for name, value in self.machine.items())
-        return "\n".join([f"# {self._heading}", "", where, "", *(section.text() for section in self.sections)])
+        return "\n".join([f"# {self._heading}", "", self._where, "", *(section.text() for section in self.sections)])
 
     def _html(self) -> str:
         parts = [f"<h1>{html.escape(self._heading)}</h1>"]
-        parts.append("<p>" + html.escape(", ".join(f"{name} {value}" for name, value in self.machine.items())) + "</p>")
+        parts.append(f"<p>{html.escape(self._where)}</p>")
         parts += [section.page() for section in self.sections]
         for name, told in {"settings": self.settings, **self.about}.items():
             text = html.escape(json.dumps(dict(told), default=str, indent=1, ensure_ascii=False))
@@ -187,8 +188,9 @@ def svg(title: str, x: str, series: Series, log: bool | str = False, y: str = ""
         axes = figure.add_subplot()
         _draw(axes, series)
         axes.set(title=title, xlabel=x, ylabel=y)
-        if log:
-            _logarithmic(axes, sorted({point[0] for points in series.values() for point in points}))
+        places = {point[0] for points in series.values() for point in points}
+        if log and not any(isinstance(place, str) for place in places):
+            _logarithmic(axes, sorted(places))
         if log is True:
             axes.set_yscale("log")
         elif zero:
@@ -255,7 +257,8 @@ def _processor() -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    """A row of a table; a cell's own bars and line breaks would end it."""
+    return "| " + " | ".join(" ".join(cell.replace("|", r"\|").splitlines()) for cell in cells) + " |"
 
 
 def _table(section: Section) -> str:

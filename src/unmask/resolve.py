@@ -39,10 +39,14 @@ class Admissible:
     fingerprint: str = ""
 
     @property
+    def floor(self) -> float:
+        """The highest threshold that was refused; -1 where none was."""
+        return max(self.refused, default=-1.0)
+
+    @property
     def lowest(self) -> float | None:
         """The lowest threshold that passed and above which none was refused; None where there is none."""
-        floor = max(self.refused, default=-1.0)
-        return min((threshold for threshold in self.thresholds if threshold > floor), default=None)
+        return min((threshold for threshold in self.thresholds if threshold > self.floor), default=None)
 
 
 def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:
@@ -77,6 +81,9 @@ def admitted(wanted: Decoding, spec: BlockSpec | None, record: Admissible | None
         return wanted, ""
     if record.lowest is None:
         why = f"no threshold kept within {record.points:g} points of mode ar when the model was evaluated"
+        if open_ := " or ".join(f"{each:g}" for each in record.undecided if each > record.floor):
+            why = f"{record.items} items were too few to tell whether threshold {open_} keeps within {record.points:g} "
+            why += "points of mode ar"
         return replace(wanted, mode="ar"), f"mode auto takes ar: {why}; --mode threshold overrides"
     if threshold >= record.lowest:
         return wanted, ""

@@ -184,7 +184,8 @@ def test_a_plain_model_has_no_other_mode(tmp_path, capsys):
 def test_a_place_that_cannot_be_written_to_is_known_first(causal, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert cli.main(["bench", "--model", str(causal), "--out", str(tmp_path / "file")]) == 2
-    assert "cannot write the report" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: cannot write ") and "file/report.json" in said and "--resume" not in said
 
 
 def test_a_prompt_without_an_answer_ends_the_measurement(causal):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from made_outcomes import contender, scored
 
-from unmask.errors import DataError
+from unmask.errors import CheckpointError, DataError
 from unmask.evaluate.compare import compare
 from unmask.evaluate.report import write
 
@@ -88,6 +88,31 @@ def test_a_directory_that_is_no_report_is_refused(tmp_path):
     a, _ = reports(tmp_path, [scored(AR, BEFORE)], [scored(AR, BEFORE)])
     with pytest.raises(DataError, match="nowhere: no report of unmask evaluate"):
         compare(a, tmp_path / "nowhere")
+
+
+def test_a_comparison_overwrites_no_run_and_nothing_else(tmp_path):
+    a, b = reports(tmp_path, [scored(AR, BEFORE)], [scored(AR, AFTER)])
+    before = {file: file.read_bytes() for each in (a, b) for file in each.iterdir()}
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "about.json").write_text("{}")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_text('{"settings": {"model": "demo"}}')  # a benchmark's
+    for out in (a, b, tmp_path / "begun", other, tmp_path / "b" / ".." / "a"):
+        with pytest.raises(CheckpointError, match="holds something else than a comparison; give a new directory"):
+            compare(a, b, out)
+    assert before == {file: file.read_bytes() for each in (a, b) for file in each.iterdir()}
+    for _ in range(2):  # one comparison takes the place of another
+        compare(a, b, tmp_path / "out")
+
+
+def test_a_comparison_names_the_machines(tmp_path):
+    a, b = reports(tmp_path, [scored(AR, BEFORE)], [scored(AR, AFTER)])
+    compare(a, b, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert content["machine"] == {"A": {"cores": 2}, "B": {"cores": 2}}
+    assert content["settings"] == {"A": str(a), "B": str(b)}
+    assert "A.cores 2, B.cores 2" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_report_beside_itself_differs_in_nothing(tmp_path):

@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs/evaluate.md").read_text()
 def figures():
     outcomes = everything()
     verdicts, advice = gate(outcomes, 5.0), recommend(outcomes, floor_points=5.0)
-    more = [gate_section(verdicts, outcomes), recommend_section(advice, outcomes)]
+    more = [gate_section(verdicts, outcomes, 5.0), recommend_section(advice, outcomes)]
     return build(outcomes, {}, {}, {}, more=more).figures
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -96,8 +97,8 @@ def test_items_of_every_kind_come_back_as_they_were(tmp_path):
     who = Contender(
         "ä b", "demo", "threshold", "plain", {"threshold": 0.5, "stop": "\n"}, 4, {"sub_block_cache": False}
     )
-    item = Item(7, 'a "quoted"\n\u2028line', "", "<b>", 0.25, {"f1": 0.1}, 3, 2, 0.5, "error", 0.125)
-    made = [Outcome(who, "t", "generation", "f1", [item], 1.5), Outcome(who, "u", "likelihood", "acc", [], 0.0)]
+    item = Item(7, 'a "quoted"\n\u2028line', "", "<b>", 0.25, {"f1": 0.1}, 3, 2, 0.5, "error", 0.125, 0.25, "why")
+    made = [Outcome(who, "t", "generation", "f1", [item], 1.5, cut=2), Outcome(who, "u", "likelihood", "acc", [], 0.0)]
     write_items(made, tmp_path / "new" / "items.jsonl")
     assert read_items(tmp_path / "new" / "items.jsonl") == made
 
@@ -168,7 +169,7 @@ def test_the_page_is_one_file_that_needs_no_network(page):
 
 def test_sections_of_the_paper_are_there_with_its_numbers(content, out):
     titles = [section["title"] for section in content["sections"]]
-    for shape in ("Table 1", "Table 3", "Table 4", "Figure 1", "Figure 4", "Figure 5", "Figure 6", "Figure 8"):
+    for shape in ("Table 1", "Table 3", "Table 4", "Figure 1", "Figure 4", "Figure 5", "Figure 6"):
         assert sum(f"({shape})" in title or f"{shape})" in title for title in titles) == 1, shape
     sections = {section["title"]: section for section in content["sections"]}
     table = sections["Sub-block size (Table 3)"]
@@ -235,6 +236,26 @@ def test_errors_are_counted_and_leave_speed_alone():
     ).figures
     assert found["t_ar_errors"] == 1 and found["t_ar_forwards"] == 20 and found["t_ar_latency_p50"] == 0.4
     assert found["t_ar_score"] == pytest.approx(2 / 3)
+
+
+def test_what_went_wrong_is_told_with_its_reason():
+    good = scored(contender("ar"), [1.0, 1.0])
+    failed = [Item(n, "q", "", "t", 0.0, finish_reason="error", error=why) for n, why in ((2, "no room"), (3, "x"))]
+    report = build([replace(good, items=[*good.items, *failed], cut=5)], {}, {}, {})
+    table = next(section for section in report.sections if section.title == "Task gsm8k")
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["errors"], row["prompts cut"], row["items"]) == ("2: no room", 5, 4)
+    assert (report.figures["gsm8k_ar_errors"], report.figures["gsm8k_ar_prompts_cut"]) == (2, 5)
+
+
+def test_a_likelihood_comes_with_its_standard_error():
+    items = [Item(n, "q", "A", "A", 1.0, standard_error=error) for n, error in enumerate((0.1, 0.3, None))]
+    report = build([Outcome(contender("threshold"), "mmlu", "likelihood", "acc", items, 1.0, cut=1)], {}, {}, {})
+    table = next(section for section in report.sections if section.title == "Task mmlu")
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["standard error"] == pytest.approx(0.2) and row["prompts cut"] == 1 and row["errors"] is None
+    assert report.figures["mmlu_threshold_standard_error"] == pytest.approx(0.2)
+    assert "mmlu_threshold_tokens_per_second" not in report.figures
 
 
 def test_reports_of_little_are_reports(tmp_path):

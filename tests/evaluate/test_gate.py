@@ -1,6 +1,7 @@
 """The gate on outcomes made by hand: what passes, what fails, what has too few items; what is stored and respected."""
 
 import json
+import math
 import os
 import warnings
 from dataclasses import replace
@@ -101,8 +102,23 @@ def test_base_and_plain_fine_tune_are_not_gated_and_ar_is_needed():
     assert gate([base, *ran(100)], 1.0) == []
     with pytest.raises(ConfigError, match="mode ar, which was not run"):
         gate([base, scored(THRESHOLD, right(100))], 1.0)
-    with pytest.raises(ConfigError, match="gate is 0"):
-        gate(ran(), 0.0)
+
+
+@pytest.mark.parametrize("points", [0.0, -1.0, math.nan, math.inf])
+def test_a_margin_is_a_number_above_0(points):
+    with pytest.raises(ConfigError, match=f"gate is {points}; allowed: above 0"):
+        gate(ran(), points)
+
+
+def test_a_section_without_verdicts_names_the_margin_that_was_asked_for():
+    assert gate_section([], [], 1.5).title == "Gate: at most 1.5 points below mode ar"
+
+
+def test_answers_of_swept_lengths_say_nothing_of_thresholds():
+    outcomes = ran(threshold=(200, 0))
+    for mode in ("ar", "threshold"):
+        outcomes.append(scored(contender(mode, max_new_tokens=8), right(4000)))
+    assert admissible(gate(outcomes, 1.0), {}).refused == (0.9,) and not admissible(gate(outcomes, 1.0), {}).thresholds
 
 
 def test_only_common_items_count():
@@ -120,7 +136,7 @@ def test_a_sweep_does_not_decide_the_gate_but_what_is_admissible():
     found = admissible(verdicts, {"seed": 0})
     assert found.thresholds == (0.8, 0.9, 1.0) and found.refused == (0.5, 0.7) and found.lowest == 0.8
     assert found.points == 1.0 and found.items == 2000 and found.tasks == ("gsm8k",) and found.made_with == {"seed": 0}
-    section = gate_section(verdicts, outcomes)
+    section = gate_section(verdicts, outcomes, 1.0)
     assert "Gate held: yes." in section.about and section.figures == {"gate_held": 1.0}
     row = next(row for row in section.rows if row[0] == "threshold, threshold 0.5")
     assert row[1] == "all" and row[2].startswith("−10.0 [−11.") and row[3:] == ("failed", 2000, None)
@@ -160,6 +176,14 @@ def test_auto_raises_a_threshold_to_the_lowest_admissible():
 def test_auto_takes_ar_where_no_threshold_is_admissible():
     kept, why = admitted(Decoding(), BLOCK, record((), (0.9,)))
     assert kept == Decoding(mode="ar") and why.startswith("mode auto takes ar: no threshold kept within 1 points")
+
+
+def test_too_few_items_are_not_told_as_a_loss():
+    _, why = admitted(Decoding(), BLOCK, record(refused=(0.5,), undecided=(0.4, 0.8, 0.9)))
+    assert why == (
+        "mode auto takes ar: 500 items were too few to tell whether threshold 0.8 or 0.9 keeps within 1 points of mode "
+        "ar; --mode threshold overrides"
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,6 +227,26 @@ def test_the_record_lies_with_a_model_of_the_users_and_auto_respects_it(saved):
         assert model.request("Hi", threshold=0.5).decoding.threshold == 0.9  # told once
         assert model.decoding(mode="threshold", threshold=0.5).threshold == 0.5
         assert model.resolved(Decoding(threshold=0.5)).threshold == 0.9
+
+
+def test_few_items_do_not_undo_an_earlier_record_and_more_do(saved):
+    said = []
+    store(gated(), str(saved), saved, {})  # 0.9 passed over 2000 items
+    before = (saved / "admissible.json").read_text()
+    few = gate([*ran(100, threshold=(0, 0)), scored(contender("threshold", threshold=0.5), right(100, 40))], 1.0)
+    assert admissible(few, {}).undecided == (0.9,) and admissible(few, {}).refused == (0.5,)
+    assert store(few, str(saved), saved, {}, said.append) is None and (saved / "admissible.json").read_text() == before
+    assert said == [
+        "the earlier record of thresholds for mode auto, of 2000 items, is kept: 100 items are too few to decide"
+    ]
+    other = gate([scored(AR, right(100)), scored(contender("threshold", threshold=0.8), right(100))], 1.0)
+    assert store(other, str(saved), saved, {}, said.append) is None and len(said) == 2
+    store(gated(lost=200), str(saved), saved, {})  # as many items, and a clear answer
+    assert read_admissible(str(saved), saved).refused == (0.9,)
+    store(gate(ran(3000, threshold=(36, 20)), 1.0), str(saved), saved, {})  # undecided, but of more items
+    assert read_admissible(str(saved), saved).undecided == (0.9,)
+    (saved / "admissible.json").write_text("{}")
+    assert store(few, str(saved), saved, {}) == saved / "admissible.json"  # a damaged one is replaced
 
 
 def test_auto_answers_in_mode_ar_where_nothing_passed(saved):

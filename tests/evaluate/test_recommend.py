@@ -1,5 +1,8 @@
 """Recommendations on outcomes made by hand."""
 
+import math
+from dataclasses import replace
+
 import pytest
 from made_outcomes import contender, scored
 
@@ -23,7 +26,7 @@ def swept():
         scored(contender("threshold", threshold=0.7), lost(10), rate=150),
         scored(contender("threshold", threshold=0.9), HALF, rate=100),
         scored(contender("threshold", threshold=0.7, batch_size=32), HALF, rate=900),
-        scored(contender("threshold", context=4096), HALF, rate=900),
+        scored(contender("threshold", max_new_tokens=8), HALF, rate=900),
         scored(contender("ar", "base"), HALF, rate=900),
     ]
 
@@ -37,7 +40,7 @@ def test_the_fastest_setting_within_a_quality_floor(swept):
     assert recommend(swept, floor_points=20).chosen.flags == "--mode threshold --threshold 0.5"
 
 
-def test_other_batch_sizes_contexts_and_models_are_not_weighed(swept):
+def test_other_batch_sizes_lengths_and_models_are_not_weighed(swept):
     names = {each.contender.name for each in recommend(swept, floor_points=1.0).candidates}
     assert names == {"model-ar", *(f"model-threshold-threshold={x}" for x in (0.5, 0.7, 0.9))}
 
@@ -83,8 +86,30 @@ def test_speeds_are_compared_on_common_tasks_only(swept):
     assert found["model-ar"].speed == pytest.approx(50) and found["model-ar"].score.items == 2000
 
 
+def test_speeds_and_scores_are_compared_on_common_items_only():
+    """A sweep over the first 1000 items, which are easy and slow, beside modes over all 2000."""
+    ar = scored(contender("ar"), [1.0] * 1000 + [0.0] * 1000, rate=50)
+    ar = replace(ar, items=[replace(i, tokens=40 if i.number < 1000 else 20) for i in ar.items], wall=1200.0)
+    main = scored(contender("verified"), [1.0] * 1000 + [0.0] * 1000, rate=60)
+    sweep = scored(contender("threshold", threshold=0.5), [0.0] * 50 + [1.0] * 950, rate=70)  # loses 5 points
+    found = {each.contender.name: each for each in recommend([ar, main, sweep], floor_speed=55).candidates}
+    assert [each.score.items for each in found.values()] == [1000] * 3
+    assert [each.score.value for each in found.values()] == pytest.approx([100, 100, 95])
+    assert found["model-ar"].speed == pytest.approx(50)  # 40,000 of its 60,000 tokens, and two thirds of its time
+    assert found["model-verified"].times_ar == pytest.approx(60 / 50)
+    assert recommend([ar, main, sweep], floor_speed=55).chosen.contender.mode == "verified"
+
+
 @pytest.mark.parametrize(
-    "how", [{}, {"floor_points": 1.0, "floor_speed": 2.0}, {"floor_points": 0.0}, {"floor_speed": -1.0}]
+    "how",
+    [
+        {},
+        {"floor_points": 1.0, "floor_speed": 2.0},
+        {"floor_points": 0.0},
+        {"floor_speed": -1.0},
+        {"floor_speed": math.inf},
+        {"floor_points": math.nan},
+    ],
 )
 def test_one_floor_above_0(swept, how):
     with pytest.raises(ConfigError, match="floor"):

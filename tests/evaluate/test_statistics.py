@@ -103,6 +103,26 @@ def test_pooled_over_items_and_over_tasks():
     assert pooled([]).items == macro_score([[]]).items == 0
 
 
+@pytest.mark.parametrize(("value", "items"), [(0.5, 5), (0.25, 40), (0.0, 20), (1.0, 20)])
+def test_scores_that_are_all_the_same_still_leave_doubt(value, items):
+    """At 0 and 1 about as much as Wilson's interval, whose width is 3.84 / (n + 3.84)."""
+    one, three = macro_score([[value] * items]), macro_score([[value] * items] * 3)
+    for found in (one, three, score([value] * items)):
+        assert found.value == value and found.high - found.low > 0.01 and 0 <= found.low <= value <= found.high <= 1
+    if value in (0, 1):
+        assert one.high - one.low == pytest.approx(wilson(0, items).high, rel=0.25)
+
+
+def test_tasks_err_independently():
+    """The mean of four tasks alike is known twice as well as one of them."""
+    task = [1.0] * 100 + [0.0] * 100
+    one, four = macro_score([task]), macro_score([task] * 4)
+    assert four.high - four.low == pytest.approx((one.high - one.low) / 2, rel=0.05)
+    changes = [1.0] * 20 + [0.0] * 160 + [-1.0] * 20
+    one, four = pooled([changes]), pooled([changes] * 4, macro=True)
+    assert four.high - four.low == pytest.approx((one.high - one.low) / 2, rel=0.05)
+
+
 def test_an_estimate_in_another_unit():
     assert wilson(0, 10).scaled(-100).high == 0 and wilson(0, 10).scaled(-100).low == pytest.approx(-27.75, abs=0.01)
 

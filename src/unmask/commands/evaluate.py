@@ -137,7 +137,7 @@ def _reported(ref: str, found: Any, floor: dict[str, float], args: argparse.Name
     from unmask.evaluate import gate, recommend, report
 
     verdicts = [] if args.gate is None else gate.gate(found.outcomes, args.gate)
-    more = [] if args.gate is None else [gate.gate_section(verdicts, found.outcomes)]
+    more = [] if args.gate is None else [gate.gate_section(verdicts, found.outcomes, args.gate)]
     if floor:
         more.append(recommend.recommend_section(recommend.recommend(found.outcomes, **floor), found.outcomes))
     settings = found.made_with["settings"] | {"decoding": found.made_with["decoding"], "model": ref}

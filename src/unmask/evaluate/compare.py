@@ -5,16 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import DataError
+from unmask.errors import CheckpointError, DataError
 from unmask.evaluate.outcomes import Outcome
-from unmask.evaluate.pairing import contenders, generation, pairs, per_forward, per_second, scores, tasks
+from unmask.evaluate.pairing import contenders, generation, pairs, per_forward, per_second, same_items, scores, tasks
 from unmask.evaluate.records import digest
 from unmask.evaluate.report import saved
 from unmask.evaluate.statistics import pooled
 from unmask.evaluate.tables import labels, percent, points, prefixes
+from unmask.journal import flat
+from unmask.model.files import read_json
 from unmask.report import Report, Section
 
 COLUMNS = ("model and mode", "A, %", "B, %", "B − A, points", "A tok/forward", "B tok/forward", "A tok/s", "B tok/s")
+
+FILES = {"report.json", "report.md", "report.html"}
 
 
 def compare(a: Path, b: Path, out: Path | None = None) -> Report:
@@ -23,13 +27,15 @@ def compare(a: Path, b: Path, out: Path | None = None) -> Report:
     Contenders belong together by their name or, where the two have no name in common, by role, mode and swept settings.
 
     DataError where they have no task, contender or item in common, or where a common item was asked otherwise.
+    CheckpointError where `out` holds anything but a comparison.
     """
+    if out is not None:
+        _check_out(out)
     (first, about_a), (second, about_b) = saved(a), saved(b)
     second = aligned(first, second)
     check(first, second, a, b)
-    asked = {"A": str(a), "B": str(b)}
-    about = {"machines": {"A": about_a.get("machine"), "B": about_b.get("machine")}}
-    report = Report("unmask evaluate --compare", {"A": a, "B": b}, asked, about=about)
+    machines = {"A": about_a.get("machine", {}), "B": about_b.get("machine", {})}
+    report = Report("unmask evaluate --compare", machines, {"A": str(a), "B": str(b)})
     common = [task for task in tasks(first) if task in tasks(second)]
     if sum(any(o.kind == "generation" for o in first if o.task == task) for task in common):
         report.add(_section("all generation tasks", generation(first), generation(second), common))
@@ -42,6 +48,14 @@ def compare(a: Path, b: Path, out: Path | None = None) -> Report:
     if out is not None:
         report.write(out)
     return report
+
+
+def _check_out(out: Path) -> None:
+    """CheckpointError where `out` holds anything but a comparison, which would be lost."""
+    held = {file.name for file in out.iterdir() if not file.name.startswith(".")} if out.is_dir() else set()
+    about = read_json(out / "report.json") if "report.json" in held else {}
+    if held and (held - FILES or set(about.get("settings", {})) != {"A", "B"}):
+        raise CheckpointError(f"{out} holds something else than a comparison; give a new directory as --out")
 
 
 def aligned(first: Sequence[Outcome], second: Sequence[Outcome]) -> list[Outcome]:
@@ -89,24 +103,12 @@ def _matched(first: Sequence[Outcome], second: Sequence[Outcome]) -> list[tuple[
     return [(outcome, others[key]) for outcome, key in keys if key in others]
 
 
-def _common(ours: Outcome, theirs: Outcome) -> tuple[Outcome, Outcome]:
-    """Both over their common items alone; the time is that of all items, by the share of the tokens that is left."""
-    found = pairs(ours, theirs)
-    return _only(ours, [pair[0] for pair in found]), _only(theirs, [pair[1] for pair in found])
-
-
-def _only(outcome: Outcome, items: list[Any]) -> Outcome:
-    tokens = sum(item.tokens for item in outcome.items)
-    share = sum(item.tokens for item in items) / tokens if tokens else 1.0
-    return Outcome(outcome.contender, outcome.task, outcome.kind, outcome.metric, items, outcome.wall * share)
-
-
 def _section(title: str, first: Sequence[Outcome], second: Sequence[Outcome], chosen: Sequence[str]) -> Section:
     section = Section(
         title, "B less A over the same items, with the 95% interval of the paired difference.", (*COLUMNS, "items")
     )
     called, before = labels(first), prefixes(first)
-    matched = [_common(*pair) for pair in _matched(first, second) if pair[0].task in chosen]
+    matched = [same_items(pair) for pair in _matched(first, second) if pair[0].task in chosen]
     for each in contenders(pair[0] for pair in matched):
         ours, theirs = ([pair[n] for pair in matched if pair[n].contender.name == each.name] for n in (0, 1))
         changed = [[b.score - a.score for a, b in pairs(*pair)] for pair in zip(ours, theirs, strict=True)]
@@ -124,7 +126,7 @@ def _settings(a: dict[str, Any], b: dict[str, Any]) -> Section:
     """What the two were run with, where it differs."""
     section = Section("Settings that differ", "A difference may come from these as well.", ("setting", "A", "B"))
     for part in ("settings", "made_with", "machine"):
-        one, two = _flat(a.get(part, {})), _flat(b.get(part, {}))
+        one, two = flat(a.get(part, {})), flat(b.get(part, {}))
         for key in one | two:
             if one.get(key) != two.get(key):
                 section.row(f"{part}: {key}", *(str(side[key]) if key in side else None for side in (one, two)))
@@ -132,13 +134,6 @@ def _settings(a: dict[str, Any], b: dict[str, Any]) -> Section:
         section.about = "None: settings, versions, hashes and machine are the same."
         section.columns = ()
     return section
-
-
-def _flat(entries: Any, before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in entries.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return flat
 
 
 def _left_out(first: Sequence[Outcome], second: Sequence[Outcome]) -> Section:

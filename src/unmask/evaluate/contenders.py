@@ -26,6 +26,11 @@ def contenders(
         Contender(mode, ref, mode, decoding=_effective(decoding, mode), batch_size=batch_size)
         for mode in _modes(ref, spec, settings)
     ]
+    if settings.limit is not None and (settings.sweep_limit or 0) > settings.limit:
+        raise ConfigError(
+            f"sweep_limit is {settings.sweep_limit}; allowed: at most limit, {settings.limit}, since all is compared "
+            "with the same items in mode ar"
+        )
     ar = _effective(decoding, "ar")
     if settings.base is not None:
         found.append(Contender("base", settings.base, "ar", "base", ar, batch_size))
@@ -59,7 +64,10 @@ def _effective(decoding: Mapping[str, Any], mode: str) -> dict[str, Any]:
 
 def _points(text: str, before: list[Contender], models: list[Contender]) -> Iterator[Contender]:
     """One contender per combination of values and mode in which they change something; none that is there already."""
-    swept = dict(_values(part, text) for part in text.split())
+    axes = [_values(part, text) for part in text.split()]
+    swept = dict(axes)
+    if len(swept) < len(axes):
+        raise ConfigError(f"sweep is '{text}'; allowed: each NAME once, with all its values, as threshold=0.5,0.9")
     there = {_identity(contender) for contender in before}
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))

@@ -3,18 +3,21 @@
 What passed is stored with the model (`model.admissible`), so that mode `auto` and the server respect it.
 """
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from unmask.config import Decoding
-from unmask.errors import ConfigError
+from unmask.errors import CheckpointError, ConfigError
 from unmask.evaluate.outcomes import Contender, Outcome
 from unmask.evaluate.pairing import SWITCHES, ar_of, changes, contenders, generation, of, settings, tasks
 from unmask.evaluate.statistics import Estimate, items_needed, pooled
 from unmask.evaluate.tables import labels, points
-from unmask.model.admissible import write_admissible
+from unmask.model.admissible import read_admissible, write_admissible
+from unmask.model.sources import Say, say_on_stderr
 from unmask.report import Section
 from unmask.resolve import Admissible
 
@@ -28,8 +31,8 @@ class Verdict:
     """Whether one contender's loss stays within `points`, over one task or (`all`) all generation tasks together.
 
     difference: score less that of mode ar, in points, paired over the same items, with its 95% interval
-    state: passed where the interval's lower end is at or above -points; failed where the difference itself is below
-        it; else too few items to decide
+    state: passed where the interval's lower end is at or above -points; failed where the difference itself is at or
+        below it; else too few items to decide
     needed: with too few, about how many items like these would decide it
     decides: whether it counts for the gate; not where the task is scored by likelihood, which decodes nothing
     """
@@ -64,7 +67,7 @@ def gate(outcomes: Sequence[Outcome], points: float) -> list[Verdict]:
     A task scored by likelihood has a verdict that does not decide. A contender without any generation item that mode
     ar did too is not in the list. ConfigError where `points` is not above 0, or where mode ar was not run.
     """
-    if not points > 0:
+    if not 0 < points < math.inf:
         raise ConfigError(f"gate is {points}; allowed: above 0 (points of the score)")
     tested = [each for each in contenders(generation(outcomes)) if each.role == "model" and each.mode != "ar"]
     if tested and not any(ar_of(each, outcomes) for each in tested):
@@ -102,15 +105,15 @@ def held(verdicts: Sequence[Verdict]) -> bool:
     return bool(every) and all(v.passed for v in every) and not any(v.proved_worse for v in asked)
 
 
-def gate_section(verdicts: Sequence[Verdict], outcomes: Sequence[Outcome]) -> Section:
-    """The verdicts as a section of the report."""
-    margin = verdicts[0].points if verdicts else 0.0
+def gate_section(verdicts: Sequence[Verdict], outcomes: Sequence[Outcome], margin: float) -> Section:
+    """The verdicts of a gate of `margin` points as a section of the report."""
     section = Section(
         f"Gate: at most {margin:g} points below mode ar",
-        "Passed: the whole 95% interval of the paired difference lies above the margin. Failed: the difference itself "
-        "lies below it. Too few items: the interval reaches beyond the margin; so many items would decide. The gate is "
-        "held where every mode passes over all tasks and none is proved worse on one; points of a sweep only say which "
-        "settings are admissible, and likelihood does not decide. Gate held: " + ("yes." if held(verdicts) else "no."),
+        "Passed: the whole 95% interval of the paired difference lies at or above the margin. Failed: the difference "
+        "itself lies at or below it. Too few items: the interval reaches beyond the margin; so many items would "
+        "decide. The gate is held where every mode passes over all tasks and none is proved worse on one; points of a "
+        "sweep only say which settings are admissible, and likelihood does not decide. Gate held: "
+        + ("yes." if held(verdicts) else "no."),
         ("setting", "tasks", "to ar, points", "verdict", "items", "items needed"),
     )
     called = labels(outcomes)
@@ -127,12 +130,13 @@ def admissible(verdicts: Sequence[Verdict], made_with: Mapping[str, Any]) -> Adm
 
     A threshold is admissible where it passed over all tasks and no task proves it worse; of two contenders with the
     same threshold the one with more items counts. Contenders that change another switch than the threshold are left
-    out: `auto` uses the checkpoint's own.
+    out, since `auto` uses the checkpoint's own, and so are answers of swept lengths.
     """
     by_threshold: dict[float, list[Verdict]] = {}
     for group in _by_contender(verdicts):
         wanted = settings(group[0].contender)
         others = {name for name in SWITCHES if wanted.get(name, getattr(Decoding, name)) != getattr(Decoding, name)}
+        others |= set(group[0].contender.swept) - {*SWITCHES, "batch_size"}
         if group[0].contender.mode == "threshold" and others <= {"threshold"}:
             threshold = float(wanted.get("threshold", Decoding.threshold))
             by_threshold[threshold] = max(by_threshold.get(threshold, []), group, key=_items)
@@ -163,10 +167,34 @@ def _items(group: Sequence[Verdict]) -> int:
     return group[0].difference.items if group else 0
 
 
-def store(verdicts: Sequence[Verdict], model: str, directory: Path, made_with: Mapping[str, Any]) -> Path | None:
-    """Store what the gate says of mode threshold with the model; returns the file, None where it says nothing.
+def store(
+    verdicts: Sequence[Verdict],
+    model: str,
+    directory: Path,
+    made_with: Mapping[str, Any],
+    say: Say = say_on_stderr,
+) -> Path | None:
+    """Store what the gate says of mode threshold with the model; returns the file, None where nothing is stored.
+
+    What has too few items does not take the place of an earlier record of at least as many, which `say` is told.
 
     model: the reference as given. directory: where it was found (`Checkpoint.path`).
     """
-    found = admissible(verdicts, made_with)
-    return None if found is None else write_admissible(found, model, directory)
+    found, before = admissible(verdicts, made_with), None
+    if found is None:
+        return None
+    with contextlib.suppress(CheckpointError):  # a damaged record is replaced
+        before = read_admissible(model, directory)
+    if before is not None and before.items >= found.items and _undoes(found, before):
+        say(
+            f"the earlier record of thresholds for mode auto, of {before.items} items, is kept: {found.items} items "
+            "are too few to decide"
+        )
+        return None
+    return write_admissible(found, model, directory)
+
+
+def _undoes(found: Admissible, before: Admissible) -> bool:
+    """Whether a record leaves open what an earlier one had decided, or decides nothing in its place."""
+    decided = {*before.thresholds, *before.refused}
+    return bool(decided & set(found.undecided)) or bool(decided) and not found.thresholds and not found.refused

@@ -1,6 +1,7 @@
 """Which outcomes belong together: the settings of a contender, what it is compared with, and the items both did."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unmask.config import Decoding
@@ -19,6 +20,14 @@ def settings(contender: Contender) -> dict[str, Any]:
 
 def batch_size(contender: Contender) -> int:
     return int(contender.swept.get("batch_size", contender.batch_size))
+
+
+def conditions(contender: Contender) -> dict[str, Any]:
+    """What is no switch and yet decides what an answer is or takes (max_new_tokens, batch_size): only contenders with
+    the same can be weighed against each other."""
+    chosen = {name: value for name, value in settings(contender).items() if name not in SWITCHES}
+    changed = {name: value for name, value in chosen.items() if value != getattr(Decoding, name, None)}
+    return changed | {"batch_size": batch_size(contender)}
 
 
 def swept_text(contender: Contender) -> str:
@@ -46,7 +55,7 @@ def tasks(outcomes: Iterable[Outcome]) -> list[str]:
 def ar_of(contender: Contender, outcomes: Sequence[Outcome], role: str = "model") -> Contender | None:
     """Mode ar of the model in `role` that `contender` is compared with.
 
-    The one with most of the same swept settings (batch size, context), and none swept otherwise.
+    The one with most of the same swept settings (batch size, length), and none swept otherwise.
     """
     found = [each for each in contenders(outcomes) if each.role == role and each.mode == "ar"]
     fitting = [each for each in found if each.swept.items() <= contender.swept.items()]
@@ -57,6 +66,41 @@ def pairs(ours: Outcome, theirs: Outcome) -> list[tuple[Item, Item]]:
     """The items that both did, by number."""
     others = {item.number: item for item in theirs.items}
     return [(item, others[item.number]) for item in ours.items if item.number in others]
+
+
+def same_items(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes on one task over the items that all of them have; the time by the share of the tokens that is left."""
+    if not outcomes:
+        return []
+    shared = set.intersection(*({item.number for item in outcome.items} for outcome in outcomes))
+    return [_only(outcome, shared) for outcome in outcomes]
+
+
+def _only(outcome: Outcome, numbers: set[int]) -> Outcome:
+    items = [item for item in outcome.items if item.number in numbers]
+    tokens = sum(item.tokens for item in outcome.items)
+    share = sum(item.tokens for item in items) / tokens if tokens else 1.0
+    return replace(outcome, items=items, wall=outcome.wall * share)
+
+
+def common(outcomes: Sequence[Outcome], among: Sequence[Contender]) -> list[Outcome]:
+    """What all of `among` did: their outcomes on the tasks that each of them has, over the items that each has there.
+
+    Only there can scores, speeds and tokens per forward of several contenders be told side by side.
+    """
+    names, found = {each.name for each in among}, []
+    for task in tasks(outcomes):
+        done = [outcome for outcome in outcomes if outcome.task == task and outcome.contender.name in names]
+        if len(contenders(done)) == len(names):
+            found += [outcome for outcome in same_items(done) if outcome.items]
+    return found
+
+
+def times(outcomes: Sequence[Outcome], ours: Contender, theirs: Contender | None) -> float | None:
+    """Tokens per second of `ours` over those of `theirs`, on the same tasks and items."""
+    done = common(generation(outcomes), [ours, theirs] if theirs is not None else [])
+    fast, slow = (per_second(of(done, each)) if each is not None else None for each in (ours, theirs))
+    return fast / slow if fast and slow else None
 
 
 def changes(

@@ -1,5 +1,6 @@
 """Which setting to use: the fastest one whose loss stays within a floor, or the best one that is fast enough."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from unmask.evaluate.pairing import (
     SWITCHES,
     against,
     ar_of,
-    batch_size,
+    common,
+    conditions,
     contenders,
     generation,
     of,
@@ -18,7 +20,6 @@ from unmask.evaluate.pairing import (
     per_second,
     scores,
     settings,
-    tasks,
 )
 from unmask.evaluate.statistics import Estimate
 from unmask.evaluate.tables import labels, percent, points
@@ -28,7 +29,7 @@ from unmask.report import Section
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting with what it was measured at, over the tasks that all candidates share.
+    """A setting with what it was measured at, over the tasks and items that all candidates share.
 
     loss: score less that of mode ar, in points; no items for mode ar itself. speed: answer tokens per second.
     """
@@ -78,7 +79,7 @@ def recommend(
     if (floor_points is None) == (floor_speed is None):
         raise ConfigError("recommend takes one floor: points of the score that may be lost, or tokens per second")
     floor = floor_points if floor_speed is None else floor_speed
-    if floor is None or not floor > 0:
+    if floor is None or not 0 < floor < math.inf:
         raise ConfigError(f"the floor is {floor}; allowed: above 0")
     found = candidates(outcomes)
     if floor_points is not None:
@@ -127,15 +128,14 @@ def _told(best: Candidate) -> str:
 
 
 def candidates(outcomes: Sequence[Outcome]) -> tuple[Candidate, ...]:
-    """The model's settings that can be compared: the batch size of mode ar, no other context, common tasks."""
+    """The model's settings that can be compared: switches alone differ from mode ar, over common tasks and items."""
     done = generation(outcomes)
-    ours = [each for each in contenders(done) if each.role == "model" and "context" not in each.swept]
+    ours = [each for each in contenders(done) if each.role == "model"]
     main = next((each for each in ours if each.mode == "ar" and not each.swept), None)
     if main is None:
         raise ConfigError("recommendations compare with mode ar, which was not run; add ar to --modes")
-    ours = [each for each in ours if batch_size(each) == batch_size(main)]
-    shared = [task for task in tasks(done) if all(task in tasks(of(done, each)) for each in ours)]
-    done = [outcome for outcome in done if outcome.task in shared]
+    ours = [each for each in ours if conditions(each) == conditions(main)]
+    done = common(done, ours)
     slow, found = per_second(of(done, main)), []
     for each in ours:
         own, ar = of(done, each), ar_of(each, done)

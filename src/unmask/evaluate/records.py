@@ -1,6 +1,6 @@
 """items.jsonl: everything that an evaluation measured, item by item, from which its report can be made again.
 
-A line {"outcome": {contender, task, kind, metric, wall, items: how many}} comes before the lines of its items.
+A line {"outcome": {contender, task, kind, metric, wall, cut, items: how many}} comes before the lines of its items.
 """
 
 import hashlib
@@ -10,27 +10,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import CheckpointError, DataError
+from unmask.errors import DataError
 from unmask.evaluate.outcomes import Contender, Item, Outcome
+from unmask.journal import replacement
 
 NAME = "items.jsonl"
 
 
 def write_items(outcomes: Sequence[Outcome], file: Path) -> None:
     """Write `file`, replacing it all at once; CheckpointError where that is impossible."""
-    fresh = file.with_name(f".{file.name}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("w", encoding="utf-8") as to:
-            for outcome in outcomes:
-                about: dict[str, Any] = {"contender": _plain(outcome.contender), "task": outcome.task}
-                about |= {"kind": outcome.kind, "metric": outcome.metric, "wall": outcome.wall}
-                to.write(_line({"outcome": about | {"items": len(outcome.items)}}))
-                for item in outcome.items:
-                    to.write(_line(_plain(item)))
-        fresh.replace(file)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {file}: {error.strerror}") from None
+    with replacement(file) as to:
+        for outcome in outcomes:
+            about: dict[str, Any] = {"contender": _plain(outcome.contender), "task": outcome.task}
+            about |= {"kind": outcome.kind, "metric": outcome.metric, "wall": outcome.wall, "cut": outcome.cut}
+            to.write(_line({"outcome": about | {"items": len(outcome.items)}}))
+            for item in outcome.items:
+                to.write(_line(_plain(item)))
 
 
 def read_items(file: Path) -> list[Outcome]:
@@ -55,8 +50,8 @@ def _plain(record: Contender | Item) -> dict[str, Any]:
     return {f.name: dict(v) if hasattr(v := getattr(record, f.name), "items") else v for f in fields(record)}
 
 
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _rows(source: Any, file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

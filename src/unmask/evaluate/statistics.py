@@ -36,12 +36,13 @@ NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 def score(values: Sequence[float]) -> Estimate:
-    """Mean of scores: Wilson's interval where every score is 0 or 1 (Wilson 1927), else the bootstrap's."""
+    """Mean of scores from 0 to 1: Wilson's interval where every one is 0 or 1 (Wilson 1927), else the bootstrap's with
+    two imagined items, as in `macro_score`."""
     if not values:
         return NOTHING
     if all(value in (0, 1) for value in values):
         return wilson(int(sum(values)), len(values))
-    return _estimate(float(np.mean(values)), _means(values), len(values))
+    return macro_score([values])
 
 
 def wilson(right: int, items: int) -> Estimate:
@@ -75,28 +76,37 @@ def pooled(groups: Sequence[Sequence[float]], *, macro: bool = False) -> Estimat
         return NOTHING
     drawn = filled if macro else [[change for group in filled for change in group]]
     value = float(np.mean([np.mean(group) for group in drawn]))
-    return _estimate(value, np.mean([_means([*group, 1.0, -1.0]) for group in drawn], axis=0), items)
+    return _estimate(value, _mean_of_means(drawn, (1.0, -1.0)), items)
 
 
 def macro_score(groups: Sequence[Sequence[float]]) -> Estimate:
-    """Mean of the tasks' mean scores, each with equal weight; items are drawn within their task."""
+    """Mean of the tasks' mean scores, from 0 to 1, each with equal weight; items are drawn within their task.
+
+    Two imagined items are drawn along in each, one with 0 and one with 1: without them scores that are all the same
+    would have an interval of width 0.
+    """
     filled = [group for group in groups if len(group)]
     if not filled:
         return NOTHING
     value = float(np.mean([np.mean(group) for group in filled]))
-    return _estimate(value, np.mean([_means(group) for group in filled], axis=0), sum(map(len, filled)))
+    return _estimate(value, _mean_of_means(filled, (0.0, 1.0)), sum(map(len, filled)))
 
 
-def _means(values: Sequence[float]) -> np.ndarray:
+def _mean_of_means(groups: Sequence[Sequence[float]], imagined: tuple[float, float]) -> np.ndarray:
+    """Mean over the groups of the means of `RESAMPLES` draws from each and its imagined items, float64 [RESAMPLES]."""
+    return np.mean([_means([*group, *imagined], seed) for seed, group in enumerate(groups, SEED)], axis=0)
+
+
+def _means(values: Sequence[float], seed: int = SEED) -> np.ndarray:
     """Means of `RESAMPLES` draws of as many values, float64 [RESAMPLES]."""
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    return _drawn(distinct, counts / len(values), len(values))
+    return _drawn(distinct, counts / len(values), len(values), seed)
 
 
-def _drawn(distinct: np.ndarray, shares: np.ndarray, items: int) -> np.ndarray:
+def _drawn(distinct: np.ndarray, shares: np.ndarray, items: int, seed: int = SEED) -> np.ndarray:
     """Means of draws of `items` values. How often each distinct value comes up in a draw is multinomial, which is
-    cheaper than drawing item by item."""
-    return np.random.default_rng(SEED).multinomial(items, shares, size=RESAMPLES) @ distinct / items
+    cheaper than drawing item by item. Groups that are averaged need a seed each, or all would err to the same side."""
+    return np.random.default_rng(seed).multinomial(items, shares, size=RESAMPLES) @ distinct / items
 
 
 def _estimate(value: float, means: np.ndarray, items: int) -> Estimate:
@@ -135,14 +145,15 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def area(anchor: float, points: Sequence[tuple[float, float]]) -> float | None:
     """Area under accuracy and parallelism, in units of AR decoding: AR alone has 1, lossless TPF 3 has 3.
 
-    anchor: the score of mode ar, which stands at 1 token per forward. points: (tokens per forward, score) of the other
-    settings. After AUP of d3LLM (arXiv 2601.07568), with mode ar of the same model as its reference:
+    anchor: the score of mode ar. points: (tokens per forward over those of mode ar, score) of the other settings; mode
+    ar's own number need not be 1, since the prompt takes forwards too. After AUP of d3LLM (arXiv 2601.07568), with
+    mode ar of the same model as its reference:
 
         area = 1 + sum over i of (t_i - t_{i-1}) (w_i + w_{i-1}) / 2,   w = r min(exp(-3 (1 - r)), 1)
 
     with r = score / anchor,
-    over the settings by rising t, from (t, r) = (1, 1) on. Settings of at most 1 token per forward add nothing; of
-    two with the same t the better one counts. None where the anchor is 0.
+    over the settings by rising t, from (t, r) = (1, 1) on. Settings with no more tokens per forward than mode ar add
+    nothing; of two with the same t the better one counts. None where the anchor is 0.
     """
     if not anchor > 0:
         return None

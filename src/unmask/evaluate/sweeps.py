@@ -1,5 +1,5 @@
 """Sweeps as tables and plots in the shape of the paper's: sub-block sizes (Table 3, Figure 6), block sizes (Table 4),
-thresholds (Figure 4), batch sizes (Figure 5), context lengths (Figure 8); and accuracy against parallelism."""
+thresholds (Figure 4), batch sizes (Figure 5); by length of the answer; and accuracy against parallelism."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from unmask.evaluate import paper
 from unmask.evaluate.outcomes import Contender, Outcome
 from unmask.evaluate.pairing import (
     against,
-    ar_of,
+    common,
     contenders,
     generation,
     of,
@@ -18,13 +18,14 @@ from unmask.evaluate.pairing import (
     scores,
     settings,
     tasks,
+    times,
     value_text,
 )
 from unmask.evaluate.statistics import Estimate, area, percentile
-from unmask.evaluate.tables import labels, mains, percent, points
+from unmask.evaluate.tables import labels, mains, percent, points, references
 from unmask.report import Section
 
-ACROSS = ("sub_block_size", "block_size", "threshold", "context", "batch_size", "sub_block_cache")
+ACROSS = ("sub_block_size", "block_size", "threshold", "batch_size", "sub_block_cache")
 """Which of several swept settings runs across the table, the first that is there."""
 TITLES = {
     ("threshold",): (
@@ -48,10 +49,10 @@ TITLES = {
         "Tokens per second of the whole batch. Parallel decoding pays most while a forward is bound by memory; as the "
         "batch grows mode ar catches up. The paper's advantage at 64 is 1.5 times on an A100 and 1.8 on an H100.",
     ),
-    ("context",): (
-        "Context length (Figure 8)",
-        "Prompts of several lengths: what the cache of the prefix costs, by mode. In the paper the hierarchical cache "
-        "beats the block cache alone at long context and is comparable to mode ar.",
+    ("max_new_tokens",): (
+        "Length of the answer",
+        "Short answers gain least from parallel decoding: each of its forwards is heavier, and few tokens are left to "
+        "share it. Times ar is below 1 where it is slower.",
     ),
     ("sub_block_cache",): (
         "Sub-block cache on and off",
@@ -79,7 +80,7 @@ def sweep_sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:
 
 def _section(names: tuple[str, ...], swept: list[Contender], outcomes: Sequence[Outcome]) -> Section:
     across = next((name for name in ACROSS if name in names), names[0])
-    about = f"Settings {' and '.join(names)} varied together."
+    about = f"Settings {' and '.join(names)} varied together." if names[1:] else "All else is the same."
     title, about = TITLES.get(names, (f"{', '.join(names)} varied", about))
     published = paper.SWEEPS.get(across, {}) if names == (across,) else {}
     if published:
@@ -91,7 +92,7 @@ def _section(names: tuple[str, ...], swept: list[Contender], outcomes: Sequence[
     for each in swept:
         rest = {name: value for name, value in each.swept.items() if name != across}
         lines.setdefault((each.mode, *sorted(rest.items())), {})[each.swept[across]] = each
-    for key, line in sorted(lines.items(), key=lambda entry: str(entry[0])):
+    for key, line in sorted(lines.items(), key=lambda entry: entry[0]):
         for what, cells in _rows(line, outcomes):
             section.row(f"{_line_name(key)}: {what}", *(cells.get(place) for place in places))
     for what, row in published.items():
@@ -115,6 +116,7 @@ def _rows(line: dict[Any, Contender], outcomes: Sequence[Outcome]) -> Iterator[t
         ("to ar, points", lambda each: points(_to_ar(outcomes, each))),
         ("tok/forward", lambda each: per_forward(generation(of(outcomes, each)))),
         ("tok/s", lambda each: per_second(of(outcomes, each))),
+        ("times ar", lambda each: _times_ar(outcomes, each)),
         ("seconds per answer, p50", lambda each: _median(of(outcomes, each))),
     ):
         cells = {x: measure(each) for x, each in line.items()}
@@ -123,12 +125,19 @@ def _rows(line: dict[Any, Contender], outcomes: Sequence[Outcome]) -> Iterator[t
 
 
 def _on(outcomes: Sequence[Outcome], contender: Contender, task: str) -> list[Outcome]:
-    return [outcome for outcome in of(outcomes, contender) if outcome.task == task]
+    return _of_task(of(outcomes, contender), task)
+
+
+def _of_task(outcomes: Iterable[Outcome], task: str) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.task == task]
 
 
 def _to_ar(outcomes: Sequence[Outcome], each: Contender) -> Estimate:
-    ar = ar_of(each, outcomes, each.role)
-    return against(outcomes, each, None if ar is None or ar.name == each.name else ar, kind="generation")
+    return against(outcomes, each, references(each, outcomes)["ar"], kind="generation")
+
+
+def _times_ar(outcomes: Sequence[Outcome], each: Contender) -> float | None:
+    return times(outcomes, each, references(each, outcomes)["ar"])
 
 
 def _median(outcomes: Iterable[Outcome]) -> float | None:
@@ -148,7 +157,7 @@ def _plots(
         quality[name] = [(shown[p], e.value, e.low, e.high) for p, e in found.items() if e.items]
         rates = {place: per_second(each) for place, each in own.items()}
         speed[name] = [(shown[p], rate) for p, rate in rates.items() if rate is not None]
-    log = "x" if across not in ("threshold", "sub_block_cache") else False
+    log = "x" if across != "threshold" else False
     section.lines(f"Score by {x}", x, quality, log=log, y="score, % (95% interval)")
     section.lines(f"Tokens per second by {x}", x, speed, log=log, y="tokens per second")
 
@@ -186,49 +195,53 @@ def on_the_curve(outcomes: Sequence[Outcome], mode: str) -> list[Contender]:
     return list(found.values())
 
 
-def curve(outcomes: Sequence[Outcome], mode: str) -> list[tuple[float, Estimate]]:
-    """Tokens per forward and score, in percent, of the settings on the curve."""
-    found = []
-    for each in on_the_curve(outcomes, mode):
+def curve(outcomes: Sequence[Outcome], ar: Contender, settings: Sequence[Contender]) -> list[tuple[float, Estimate]]:
+    """The settings on the curve: tokens per forward over those of mode ar, and score in percent; ar is the first.
+
+    The outcomes are those of common tasks and items.
+    """
+    slow, found = per_forward(of(outcomes, ar)), []
+    for each in settings:
         own = of(outcomes, each)
         forward = per_forward(own)
-        if forward is not None:
-            found.append((forward, scores(own)))
-    return sorted(found, key=lambda point: point[0])
+        if forward and slow:
+            found.append((forward / slow, scores(own)))
+    return [(1.0, scores(of(outcomes, ar))), *sorted(found, key=lambda point: point[0])] if found else []
 
 
 def area_section(outcomes: Sequence[Outcome]) -> Section:
     """The curve of score over tokens per forward, and the area under it, of every task and of all together."""
     section = Section(
         "Accuracy and parallelism",
-        "Score over tokens per forward, by the thresholds that were run; mode ar stands at 1. The area counts "
-        "parallelism by the score that is kept: 1 is mode ar, 3 would be three tokens per forward without any loss, "
-        "and parallelism beyond a loss counts for ever less (docs/evaluate.md has the formula). All: the tasks that "
-        "every point was run on.",
-        ("task and mode", "ar, score %", "tok/forward: score %", "area"),
+        "Score over tokens per forward in units of mode ar, by the thresholds that were run, all over the same items. "
+        "The area counts parallelism by the score that is kept: 1 is mode ar, 3 would be three times its tokens per "
+        "forward without any loss, and parallelism beyond a loss counts for ever less (docs/evaluate.md has the "
+        "formula). All: the tasks that every point was run on.",
+        ("task and mode", "ar, score %", "times ar's tok/forward: score %", "area", "items"),
     )
     every, series = generation(outcomes), {}
     ar = next((each for each in mains(every) if each.role == "model" and each.mode == "ar"), None)
+    if ar is None:
+        return section
     modes = dict.fromkeys(each.mode for each in contenders(every) if each.role == "model" and each.mode != "ar")
     lines = {mode: on_the_curve(every, mode) for mode in modes}
-    alike = [each for line in lines.values() for each in line]
-    shared = [task for task in tasks(of(every, ar)) if all(_on(every, each, task) for each in alike)] if ar else []
-    for mode in modes if ar is not None else ():
-        assert ar is not None
+    shared = common(every, [ar, *(each for line in lines.values() for each in line)])
+    for mode, line in lines.items():
         for task in ("all", *tasks(of(every, ar))):
-            part = [outcome for outcome in every if outcome.task in (shared if task == "all" else (task,))]
-            found = curve(part, mode)
+            on = [each for each in line if _on(every, each, task)]
+            part = shared if task == "all" else common(_of_task(every, task), [ar, *on])
+            found = curve(part, ar, line if task == "all" else on)
             if not found:
                 continue
-            anchor = scores(of(part, ar))
-            size = area(anchor.value, [(forward, each.value) for forward, each in found])
-            told = ", ".join(f"{forward:.2f}: {each.value:.1f}" for forward, each in found)
-            name = f"all ({', '.join(shared)})" if task == "all" else task
-            section.row(f"{name}, {mode}", f"{anchor.value:.1f}", told, size)
+            (_, anchor), *others = found
+            size = area(anchor.value, [(forward, each.value) for forward, each in others])
+            told = ", ".join(f"{forward:.2f}: {each.value:.1f}" for forward, each in others)
+            name = f"all ({', '.join(tasks(shared))})" if task == "all" else task
+            section.row(f"{name}, {mode}", f"{anchor.value:.1f}", told, size, anchor.items)
             if size is not None:
                 section.figures[f"{task}_{mode}_area"] = size
             if task == "all":
-                ends = [(1.0, anchor), *found]
-                series[mode] = [(forward, each.value, each.low, each.high) for forward, each in ends]
-    section.lines("Score over tokens per forward", "tokens per forward", series, y="score, % (95% interval)")
+                series[mode] = [(forward, each.value, each.low, each.high) for forward, each in found]
+    x = "tokens per forward, times those of mode ar"
+    section.lines("Score over tokens per forward", x, series, y="score, % (95% interval)")
     return section

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from unmask.evaluate import paper
-from unmask.evaluate.outcomes import Contender, Outcome
+from unmask.evaluate.outcomes import Contender, Item, Outcome
 from unmask.evaluate.pairing import (
     against,
     ar_of,
@@ -15,13 +15,14 @@ from unmask.evaluate.pairing import (
     per_second,
     scores,
     swept_text,
+    times,
 )
 from unmask.evaluate.statistics import Estimate, macro_score, percentile
 from unmask.report import Section
 
 ROLES = {"model": "", "base": "base", "plain": "plain fine-tune"}
 COLUMNS = ("score, %", "to ar", "to base", "to plain", "tok/forward", "tok/s", "forwards", "p50 s", "p95 s")
-COUNTS = ("cut, %", "repeated, %", "length", "errors", "items")
+COUNTS = ("cut, %", "repeated, %", "length", "standard error", "prompts cut", "errors", "items")
 
 
 def percent(estimate: Estimate) -> str | None:
@@ -83,6 +84,9 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         found |= _estimate(f"{start}_score", exact)
         for name, other in references(each, outcomes).items():
             found |= _estimate(f"{start}_vs_{name}", against(outcomes, each, other, task=outcome.task))
+        same = [other for other in outcomes if other.task == outcome.task]
+        if (ratio := times(same, each, references(each, outcomes)["ar"])) is not None:
+            found[f"{start}_times_ar"] = ratio
         found |= {f"{start}_{name}": value for name, value in measured(outcome).items() if value is not None}
     return {name: value for name, value in found.items() if value == value}
 
@@ -104,11 +108,13 @@ def references(contender: Contender, outcomes: Sequence[Outcome]) -> dict[str, C
 
 
 def measured(outcome: Outcome) -> dict[str, float | None]:
-    """Speed and shape of the answers; None for likelihood tasks."""
-    if outcome.kind != "generation" or not outcome.items:
-        return {}
+    """Speed and shape of the answers (of a likelihood task its standard error); what went wrong on the way."""
     items = outcome.items
-    done = [item for item in items if item.finish_reason != "error"]
+    done = [item for item in items if not _failed(item)]
+    wrong = {"errors": float(len(items) - len(done)), "prompts_cut": float(outcome.cut)}
+    if outcome.kind != "generation" or not items:
+        known = [item.standard_error for item in done if item.standard_error is not None]
+        return {"standard_error": _mean(known), **{name: count for name, count in wrong.items() if count}}
     return {
         "tokens_per_forward": outcome.tokens_per_forward,
         "tokens_per_second": outcome.tokens_per_second,
@@ -118,8 +124,19 @@ def measured(outcome: Outcome) -> dict[str, float | None]:
         "cut": _mean([item.finish_reason == "length" for item in items]),
         "repeated": _mean([item.repeated for item in done]),
         "length": _mean([item.tokens for item in done]),
-        "errors": float(len(items) - len(done)),
+        **wrong,
     }
+
+
+def _failed(item: Item) -> bool:
+    return bool(item.error) or item.finish_reason == "error"
+
+
+def errors(items: Sequence[Item]) -> str | None:
+    """How many failed and why the first did: "3: out of memory"; None where none did."""
+    failed = [item for item in items if _failed(item)]
+    why = next((f": {item.error}" for item in failed if item.error), "")
+    return f"{len(failed)}{why}" if failed else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -141,10 +158,11 @@ def task_section(task: str, outcomes: Sequence[Outcome]) -> Section:
         differences = (points(against(outcomes, each, other[name], task=task)) for name in ("ar", "base", "plain"))
         m = measured(outcome)
         speed = [m.get(name) for name in ("tokens_per_forward", "tokens_per_second", "forwards")]
-        times = [m.get(name) for name in ("latency_p50", "latency_p95")]
+        latency = [m.get(name) for name in ("latency_p50", "latency_p95")]
         shares = [None if (share := m.get(name)) is None else f"{100 * share:.1f}" for name in ("cut", "repeated")]
-        errors = None if (count := m.get("errors")) is None else int(count)
-        cells = (percent(scores([outcome])), *differences, *speed, *times, *shares, m.get("length"), errors)
+        wrong = (outcome.cut or None, errors(outcome.items))
+        cells = (percent(scores([outcome])), *differences, *speed, *latency, *shares, m.get("length"))
+        cells += (m.get("standard_error"), *wrong)
         section.row(called[each.name], *cells, len(outcome.items))
     return section
 
@@ -177,18 +195,16 @@ def short_section(outcomes: Sequence[Outcome]) -> Section:
         other = references(each, outcomes)
         found = {name: against(outcomes, each, other[name], kind="generation") for name in ("ar", "base", "plain")}
         macro = macro_score([[item.score for item in outcome.items] for outcome in own]).scaled(100)
-        ar, speed = ar_of(each, outcomes, each.role), per_second(own)
-        slow = per_second(of(outcomes, ar)) if ar else None
-        times = speed / slow if speed and slow else None
+        speed, ratio = per_second(own), times(outcomes, each, ar_of(each, outcomes, each.role))
         forward, pooled = per_forward(own), scores(own)
-        cells = (percent(pooled), percent(macro), *map(points, found.values()), forward, speed, times, pooled.items)
+        cells = (percent(pooled), percent(macro), *map(points, found.values()), forward, speed, ratio, pooled.items)
         section.row(called[each.name], *cells)
         start = f"{before[each.name]}all_{each.mode}"
         section.figures |= _estimate(f"{start}_score", pooled.scaled(0.01))
         section.figures |= _estimate(f"{start}_mean", macro.scaled(0.01))
         for name, difference in found.items():
             section.figures |= _estimate(f"{start}_vs_{name}", difference)
-        told = {"tokens_per_forward": forward, "tokens_per_second": speed, "times_ar": times}
+        told = {"tokens_per_forward": forward, "tokens_per_second": speed, "times_ar": ratio}
         section.figures |= {f"{start}_{name}": value for name, value in told.items() if value is not None}
     return section
 
