@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import transformers
 from tiny import MASK, TURN_END, byte_tokenizer, tiny_model
 
 from unmask.cli import main
@@ -171,6 +172,9 @@ def test_sizes_count_for_likelihoods_too(evaluate, piqa, tmp_path):
     assert evaluate("--modes", "ar,threshold", "--block-size", 1, "--data", piqa, tasks="piqa")[0] == 0
     journals = [(tmp_path / "out/answers" / mode / "piqa.jsonl").read_text() for mode in ("ar", "threshold")]
     one, two = ({r["number"]: r["log_probability"] for r in map(json.loads, text.splitlines())} for text in journals)
+    about = json.loads((tmp_path / "out/about.json").read_text())
+    assert about["versions"]["transformers"] == transformers.__version__
+    assert {"torch", "tokenizers", "numpy", "lm_eval", "reasoning_gym"} < set(about["versions"])
     assert len(one) == 6 and two == pytest.approx(one, abs=1e-4)
 
 
