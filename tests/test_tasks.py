@@ -134,7 +134,7 @@ def scored(loaded, name, answer: str) -> float:
 
 
 def test_nothing_is_lost_silently(loaded, data):
-    asked = {*TEXT, *CODE, *HUB, *MAYBE, f"own:{data / 'own.jsonl'}"}
+    asked = {*TEXT, *CODE, *HUB, *MAYBE, "own"}
     assert set(loaded.tasks) | set(loaded.skipped) == asked
     assert not set(loaded.skipped) & {*TEXT, *HUB} and len(loaded.skipped) < 12, loaded.skipped
     assert set(loaded.skipped) & set(CODE) == (set(CODE) if sandbox.missing() else set())
@@ -143,7 +143,7 @@ def test_nothing_is_lost_silently(loaded, data):
 
 
 def test_digests_are_those_of_the_files(loaded, data):
-    for name in ("gsm8k_test.jsonl", "Rowan/hellaswag/validation.jsonl", "own.jsonl"):
+    for name in ("gsm8k_test.jsonl", "Rowan/hellaswag/validation.jsonl", str(data / "own.jsonl")):
         assert loaded.digests[name] == hashlib.sha256((data / name).read_bytes()).hexdigest()
 
 
@@ -258,9 +258,8 @@ def test_puzzles_and_own_files(loaded, data):
     doc = loaded.tasks["reasoning-gym"].eval_docs[0]
     assert scored(loaded, "reasoning-gym", f" {doc['target']}") == 1.0
     assert not loaded.chat["reasoning-gym"]
-    name = f"own:{data / 'own.jsonl'}"
-    assert scored(loaded, name, "It is 7.") == 1.0 and scored(loaded, name, "8") == 0.0
-    assert loaded.chat[name]
+    assert scored(loaded, "own", "It is 7.") == 1.0 and scored(loaded, "own", "8") == 0.0
+    assert loaded.chat["own"]
 
 
 def test_the_same_seed_gives_the_same_few_shot_prompt(loaded, data):
@@ -281,7 +280,7 @@ def test_what_is_not_there_is_skipped_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv(DATA, str(tmp_path))
     loaded = load_tasks(["gsm8k", "gsm8k_chat", "humaneval", "hellaswag"], allow_weaker=False)
     assert list(loaded.tasks) == ["gsm8k_chat"]
-    assert loaded.skipped["gsm8k"].startswith("needs few-shot examples")
+    assert loaded.skipped["gsm8k"].startswith("needs 5 few-shot examples")
     assert loaded.skipped["humaneval"] == "generated code is not run: no namespaces"
     assert loaded.skipped["hellaswag"].startswith("no way to Rowan/hellaswag; put its rows into the data directory")
 

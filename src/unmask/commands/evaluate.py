@@ -5,6 +5,7 @@ Writes report.json, report.md, report.html and items.jsonl to OUT. A run that wa
 """
 
 import argparse
+import math
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from unmask.commands.progress import reporter
 from unmask.config import Decoding
 from unmask.errors import ConfigError, MissingExtraError
 from unmask.evaluate.settings import Evaluate
+from unmask.lock import locked
 from unmask.options import add_flags, given, read
 
 EXAMPLES = """examples:
@@ -59,6 +61,7 @@ class _Step:
     total: int
     tokens: int
     seconds: float
+    left: float
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,24 +76,46 @@ def run(args: argparse.Namespace) -> int:
     if find_spec("lm_eval") is None:
         raise MissingExtraError("lm-eval", "eval")
     floor = _floor(args.recommend)
+    if args.gate is not None and not 0 < args.gate <= 100:
+        raise ConfigError(f"--gate is {args.gate:g}; allowed: points above 0, up to 100")
+    judged = [flag for flag, value in (("--gate", args.gate), ("--recommend", args.recommend)) if value is not None]
     os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars, beside our own
     from unmask.evaluate.run import evaluate
 
-    with reporter(_line) as show:
-        found = evaluate(
-            ref, settings, decoding, how, args.out, resume=args.resume, tell=lambda progress: show(_step(progress))
-        )
-    return _reported(ref, found, floor, args)
+    with locked(args.out):
+        with reporter(_line) as show:
+            found = evaluate(
+                ref,
+                settings,
+                decoding,
+                how,
+                args.out,
+                resume=args.resume,
+                judged=judged,
+                tell=lambda progress: show(_step(progress)),
+            )
+        return _reported(ref, found, floor, args)
 
 
 def _step(progress: Any) -> _Step:
     doing = f"[{progress.part}/{progress.parts}] {progress.contender}, {progress.task}"
-    return _Step(doing, progress.done, progress.total, progress.tokens, progress.seconds)
+    return _Step(doing, progress.done, progress.total, progress.tokens, progress.seconds, progress.left)
 
 
 def _line(step: _Step) -> str:
     speed = f", {step.tokens / max(step.seconds, 1e-9):.0f} tokens/s" if step.tokens else ""
-    return f"{step.doing}: {step.done}/{step.total}{speed}"
+    return f"{step.doing}: {step.done}/{step.total}{speed}, {_time(step.left)} left in all"
+
+
+def _time(seconds: float) -> str:
+    """Seconds, minutes or hours, roughly."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _floor(text: str | None) -> dict[str, float]:
@@ -99,9 +124,12 @@ def _floor(text: str | None) -> dict[str, float]:
         return {}
     name, _, value = text.partition("=")
     try:
-        return {{"points": "floor_points", "speed": "floor_speed"}[name]: float(value)}
+        key, floor = {"points": "floor_points", "speed": "floor_speed"}[name], float(value)
     except (KeyError, ValueError):
         raise ConfigError(f"--recommend is '{text}'; allowed: points=NUMBER or speed=NUMBER") from None
+    if not 0 < floor < math.inf:
+        raise ConfigError(f"--recommend is '{text}'; allowed: a number above 0")
+    return {key: floor}
 
 
 def _reported(ref: str, found: Any, floor: dict[str, float], args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,14 @@ def _of(found: Answer) -> Record:
     }
 
 
-def likelihood(model: Model, jobs: Sequence[Scored], *, mode: str, samples: int, seed: int) -> Iterator[Record]:
-    """A record per continuation, or per whole text where no context is given, in the order in which they are ready."""
-    how: dict[str, Any] = {"mode": mode, "samples": samples, "seed": seed}
+def likelihood(
+    model: Model, jobs: Sequence[Scored], *, mode: str, samples: int, seed: int, decoding: Mapping[str, Any]
+) -> Iterator[Record]:
+    """A record per continuation, or per whole text where no context is given, in the order in which they are ready.
+
+    decoding: sizes of block and sub-block, where they are not the checkpoint's.
+    """
+    how: dict[str, Any] = {"mode": mode, "samples": samples, "seed": seed, "decoding": decoding}
     pairs = [job for job in jobs if job.context is not None]
     wholes = [job for job in jobs if job.context is None]
     for place, found in score(model, [(job.context or [], job.continuation) for job in pairs], **how):
@@ -90,4 +95,5 @@ def _scored(job: Scored, found: Score) -> Record:
         "log_probability": found.log_probability,
         "standard_error": found.standard_error,
         "greedy": found.greedy,
+        "cut": found.cut,
     }

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +20,16 @@ SECONDS = 10.0
 class CodeEval:
     """`code_eval` of Hugging Face's `evaluate`, the same interface and the same estimate, executed in the sandbox.
 
+    Of a task that was adopted, all programs run together as soon as its answers are there; `compute` looks them up.
+
     verdicts: every program's, in order. workers: programs at a time. allow_weaker: as `sandbox.run` takes it.
     """
 
     def __init__(self, workers: int | None = None, allow_weaker: bool = False) -> None:
         self.workers, self.allow_weaker = workers, allow_weaker
         self.verdicts: list[Verdict] = []
+        self._gathered: list[str] | None = None
+        self._known: dict[str, Verdict] = {}
 
     def compute(
         self,
@@ -44,7 +48,11 @@ class CodeEval:
             for tests, candidates in zip(references, predictions, strict=True)
             for candidate in candidates
         ]
-        verdicts = run_many(programs, self.workers, seconds=SECONDS, allow_weaker=self.allow_weaker)
+        if self._gathered is not None:
+            self._gathered += programs
+            return {f"pass@{size}": 0.0 for size in k}, {}
+        self._run(program for program in programs if program not in self._known)
+        verdicts = [self._known[program] for program in programs]
         self.verdicts += verdicts
         results: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         each = iter(verdicts)
@@ -57,6 +65,23 @@ class CodeEval:
             if all(total >= size for total, _ in counts)
         }
         return shares, results
+
+    def ahead(self, task: Any, instances: Sequence[Any]) -> None:
+        """Run all programs of a task's filtered answers together. What is known of others is forgotten."""
+        self._known, self._gathered = {}, []
+        try:
+            for instance in instances:
+                for answer in instance.filtered_resps.values():
+                    task.process_results(instance.doc, [answer])
+            programs = self._gathered
+        finally:
+            self._gathered = None
+        self._run(programs)
+
+    def _run(self, programs: Iterable[str]) -> None:
+        asked = list(dict.fromkeys(programs))
+        verdicts = run_many(asked, self.workers, seconds=SECONDS, allow_weaker=self.allow_weaker) if asked else []
+        self._known |= dict(zip(asked, verdicts, strict=True))
 
 
 def pass_at(k: int, total: int, correct: int) -> float:
@@ -104,3 +129,11 @@ def adopt(task: Any, metric: CodeEval) -> None:
             if hasattr(scope.get(name), "compute"):
                 scope[name] = metric
     task.UNSAFE_CODE = False
+    filtered = task.apply_filters
+
+    def apply_filters() -> Any:
+        found = filtered()
+        metric.ahead(task, task.instances)
+        return found
+
+    task.apply_filters = apply_filters

@@ -5,7 +5,7 @@ token is put before it, else the beginning-of-text token that the tokenizer asks
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -13,7 +13,6 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from unmask.config import Decoding
-from unmask.errors import ConfigError
 from unmask.evaluate.asking import Asked, Record, Scored
 from unmask.evaluate.pairs import encode, encode_pair
 from unmask.model.checkpoint import Checkpoint
@@ -30,7 +29,7 @@ class UnmaskLM(LM):
     """One contender. decoding: its fields of `Decoding`, of which max_new_tokens bounds what tasks ask for. ask: does
     jobs, gives a record for each by number. chat: whether the prompts that come are already rendered.
 
-    records: (task, document, request) → what came back. cut: prompts that lost their beginning.
+    records: (task, document, request) → what came back; `prompt` is there where its beginning had to be cut.
     """
 
     def __init__(
@@ -41,11 +40,12 @@ class UnmaskLM(LM):
         self.tokenizer: Any = checkpoint.tokenizer
         self.decoding, self.ask, self.positions, self.chat, self.seed = decoding, ask, positions, chat, seed
         self.records: dict[tuple[str, int, int], Record] = {}
-        self.cut = 0
+        self._shortened: dict[int, str] = {}
         self._ignored: set[str] = set()
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """The answers, in the order of the requests."""
+        self._shortened = {}
         jobs = [self._asked(number, *request.args) for number, request in enumerate(requests)]
         return [record["text"] for record in self._done(requests, jobs)]
 
@@ -81,39 +81,36 @@ class UnmaskLM(LM):
 
     def _asked(self, number: int, text: str, wanted: dict[str, Any]) -> Asked:
         """A request as a job. A prompt that is too long loses its beginning, as in lm-eval's own models."""
-        decoding = self._settings(number, wanted)
-        ids = encode(self.tokenizer, text, special=not self.chat)
-        room = self.positions - decoding.max_new_tokens
-        if room < 1:
-            raise ConfigError(
-                f"max_new_tokens is {decoding.max_new_tokens}, but the model has {self.positions} positions; lower it"
-            )
-        if len(ids) > room:
-            self.cut += 1
-            ids = ids[-room:]
-        return Asked(number, ids, decoding)
-
-    def _settings(self, number: int, wanted: dict[str, Any]) -> Decoding:
-        """The contender's settings with a request's own limit, stop texts and sampling."""
         for name in sorted(set(wanted) - KNOWN - self._ignored):
             self._ignored.add(name)
             warnings.warn(
                 f"the task's generation setting {name} = {wanted[name]!r} is not known and ignored", stacklevel=2
             )
-        until = wanted.get("until") or []
-        stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
-        limit = next((int(wanted[name]) for name in LIMITS if wanted.get(name) is not None), DEFAULT_LIMIT)
-        limit = min(limit, self.decoding.get("max_new_tokens", limit))
-        changes: dict[str, Any] = {"stop": stop, "max_new_tokens": limit}
-        if wanted.get("do_sample") and wanted.get("temperature") != 0:
-            changes["temperature"] = float(wanted.get("temperature") or 1.0)
-            changes["top_p"] = float(wanted.get("top_p") or 1.0)
-            changes["seed"] = self.seed + number
-        return Decoding(**{**self.decoding, **changes})
+        decoding = decoding_of(self.decoding, wanted, self.seed + number)
+        ids = encode(self.tokenizer, text, special=not self.chat)
+        room = self.positions - decoding.max_new_tokens
+        if len(ids) > room:
+            ids = ids[-room:]
+            self._shortened[number] = self.tokenizer.decode(ids)
+        return Asked(number, ids, decoding)
 
     def _done(self, requests: list[Instance], jobs: Sequence[Any]) -> list[Record]:
         """The records of jobs; each is kept under its request's document."""
         found = self.ask(jobs)
         for number, request in enumerate(requests):
-            self.records[request.task_name, request.doc_id, request.idx] = found[number]
+            cut = {"prompt": self._shortened[number]} if number in self._shortened else {}
+            self.records[request.task_name, request.doc_id, request.idx] = {**found[number], **cut}
         return [found[number] for number in range(len(jobs))]
+
+
+def decoding_of(decoding: Mapping[str, Any], wanted: Mapping[str, Any], seed: int) -> Decoding:
+    """A contender's settings with a request's own limit, stop texts and sampling."""
+    until = wanted.get("until") or []
+    stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
+    limit = next((int(wanted[name]) for name in LIMITS if wanted.get(name) is not None), DEFAULT_LIMIT)
+    changes: dict[str, Any] = {"stop": stop, "max_new_tokens": min(limit, decoding.get("max_new_tokens", limit))}
+    if wanted.get("do_sample") and wanted.get("temperature") != 0:
+        changes["temperature"] = float(wanted.get("temperature") or 1.0)
+        changes["top_p"] = float(wanted.get("top_p") or 1.0)
+        changes["seed"] = seed
+    return Decoding(**{**decoding, **changes})

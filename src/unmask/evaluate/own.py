@@ -45,6 +45,9 @@ def checked(row: Any, file: Path, line: int, scorer: str) -> dict[str, str]:
     if not isinstance(row.get("target"), (str, int, float)) or isinstance(row.get("target"), bool):
         raise DataError("a text or a number is needed", file=file, line=line, field="target")
     target, rule = str(row["target"]), row.get("score", scorer)
+    for name, text in (("prompt", prompt), ("target", target)):
+        if not text.isascii() and not _writable(text):
+            raise DataError("holds half of a surrogate pair, which is no text", file=file, line=line, field=name)
     if rule not in SCORERS:
         raise DataError(f"is '{rule}'; allowed: {', '.join(SCORERS)}", file=file, line=line, field="score")
     try:
@@ -52,6 +55,14 @@ def checked(row: Any, file: Path, line: int, scorer: str) -> dict[str, str]:
     except (ValueError, re.error) as error:
         raise DataError(f"cannot be scored by '{rule}': {error}", file=file, line=line, field="target") from None
     return {"prompt": prompt, "target": target, "score": rule}
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _single(messages: Any, file: Path, line: int) -> str:

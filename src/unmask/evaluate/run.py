@@ -18,6 +18,7 @@ from unmask import __version__
 from unmask.api import Model
 from unmask.errors import CheckpointError, ConfigError
 from unmask.evaluate.asking import Asked, Record, Scored, answer, key_of, likelihood
+from unmask.evaluate.checks import check_judged, check_prompts, check_settings, positions, uses_chat
 from unmask.evaluate.contenders import contenders
 from unmask.evaluate.harness import UnmaskLM
 from unmask.evaluate.items import items_of
@@ -28,20 +29,26 @@ from unmask.journal import Journal, changed, replacement
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.files import read_json
 from unmask.model.hf import device_named
+from unmask.model.provenance import model_made_with, versions
+from unmask.model.sources import say_on_stderr
 from unmask.report import machine
 from unmask.spread import Task, Work, need_ray, workers
-from unmask.synthesize.provenance import model_made_with
 
 GREEDY = "loglikelihood"
 """The output type of tasks scored by whether greedy decoding writes the target."""
 APART = 10**6
 MAY_CHANGE = ("workers",)
 """Settings that do not change an answer, so that a run may be continued with others."""
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "lm_eval", "reasoning_gym")
+"""Whose versions may change an answer or a score."""
+WARM = 4
+"""Tokens of the answer that is written and discarded before a contender's clock starts."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """An answer of a contender on a task has come. part: which of `parts` pairs of contender and task this is."""
+    """An answer of a contender on a task has come. part: which of `parts` pairs of contender and task this is. left:
+    seconds that the whole run may still take, if all items take as long as those before."""
 
     contender: str
     task: str
@@ -51,6 +58,7 @@ class Progress:
     parts: int
     tokens: int
     seconds: float
+    left: float
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ def evaluate(
     out: Path,
     *,
     resume: bool = False,
+    judged: Sequence[str] = (),
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Evaluated:
     """Run everything; `out` keeps the journals. decoding: fields of `Decoding` that were given. loading: the arguments
-    of `api.load` but for the model.
+    of `api.load` but for the model. judged: the flags by which the outcomes will be judged.
 
-    Raises ConfigError for tasks or modes that cannot be, CheckpointError where `out` holds another run.
+    Raises, before any answer, ConfigError for tasks, modes or settings that cannot be, CheckpointError where `out`
+    holds another run.
     """
     if settings.workers > 1:
         need_ray()
@@ -87,14 +97,18 @@ def evaluate(
         limit=settings.limit,
         seed=settings.seed,
         scorer=settings.scorer,
+        num_fewshot=settings.num_fewshot,
         allow_weaker=settings.weaker_sandbox,
     )
     checkpoint = _checkpoint(ref, loading)
     found = contenders(ref, checkpoint.spec, settings, decoding, loading["batch_size"])
     parts = [(contender, task) for contender in found for task in _tasks_of(contender, loaded, settings)]
-    run = _Run(settings, loaded, out, tell, len(parts))
     refs = list(dict.fromkeys(contender.model for contender in found))
     models = {each: checkpoint if each == ref else _checkpoint(each, loading) for each in refs}
+    check_judged(judged, parts, loaded)
+    check_settings(parts, loaded, models, settings.seed)
+    check_prompts(loaded, models, settings)
+    run = _Run(settings, loaded, out, tell, parts)
     made_with = _made_with(models, loading, settings, decoding, loaded)
     _begin(out, made_with, resume)
     outcomes = []
@@ -108,6 +122,8 @@ def evaluate(
     order = {contender.name: place for place, contender in enumerate(found)}
     outcomes.sort(key=lambda outcome: order[outcome.contender.name])
     outcomes = pooled(outcomes, loaded.group)
+    if any(not verdict.isolated for verdict in loaded.code.verdicts):
+        made_with["notes"] = made_with["notes"] | {"sandbox": "generated code ran in the weaker sandbox"}
     return Evaluated(
         outcomes, loaded.skipped | _unknowable(found, loaded), made_with | {"machine": machine()}, checkpoint.path
     )
@@ -117,47 +133,65 @@ class _Run:
     """What stays the same from pair to pair of contender and task."""
 
     def __init__(
-        self, settings: Evaluate, loaded: Loaded, out: Path, tell: Callable[[Progress], None], parts: int
+        self,
+        settings: Evaluate,
+        loaded: Loaded,
+        out: Path,
+        tell: Callable[[Progress], None],
+        parts: Sequence[tuple[Contender, str]],
     ) -> None:
         self.settings, self.loaded, self.out, self.tell = settings, loaded, out, tell
-        self.part, self.parts = 0, parts
+        self.part, self.parts = 0, len(parts)
+        self.items = 0.0 + sum(self._size(contender, task) for contender, task in parts)
+        self.answered, self.spent = 0.0, 0.0
+        self.warm: set[str] = set()
+        self.told: set[str] = set()
+
+    def _limit(self, contender: Contender) -> int | None:
+        sweep = self.settings.sweep_limit if contender.swept else None
+        return sweep or self.settings.limit
+
+    def _size(self, contender: Contender, task: str) -> int:
+        size = len(self.loaded.tasks[task].eval_docs)
+        return min(self._limit(contender) or size, size)
 
     def outcome(self, contender: Contender, task: str, checkpoint: Checkpoint, spread: Work) -> Outcome:
         """One contender on one task, scored by lm-eval."""
         self.part += 1
         times: list[float] = []
-        chat = self._chat(task, checkpoint)
+        chat = uses_chat(task, self.loaded, self.settings, checkpoint)
         lm = UnmaskLM(
             checkpoint,
             {**contender.decoding, "mode": contender.mode},
             functools.partial(self._ask, contender, task, spread, times),
-            positions=_positions(checkpoint),
+            positions=positions(checkpoint),
             chat=chat,
             seed=self.settings.seed,
         )
         made = self.loaded.tasks[task]
-        if self.settings.num_fewshot is not None:
-            made.set_config("num_fewshot", self.settings.num_fewshot)
         made.set_fewshot_seed(self.settings.seed)
-        limit = self.settings.sweep_limit if contender.swept and self.settings.sweep_limit else self.settings.limit
         result = lm_eval.evaluate(
             lm,
             {"tasks": {task: made}},
-            limit=limit,
+            limit=self._limit(contender),
             bootstrap_iters=0,
             apply_chat_template=chat,
             fewshot_as_multiturn=chat,
             confirm_run_unsafe_code=True,  # it runs in our sandbox
         )
         metric, chosen = self.loaded.main_metric[task]
-        items = items_of(result["samples"][task], lm.records, task, metric, chosen)
-        return Outcome(contender, task, kind_of(made), metric, items, sum(times))
-
-    def _chat(self, task: str, checkpoint: Checkpoint) -> bool:
-        has = bool(getattr(checkpoint.tokenizer, "chat_template", None))
-        if self.settings.chat == "yes" and not has:
-            raise ConfigError(f"chat is 'yes', but {checkpoint.ref} has no chat template; use auto or no")
-        return has and self.settings.chat != "no" and (self.settings.chat == "yes" or self.loaded.chat[task])
+        choices = made.doc_to_choice if made.OUTPUT_TYPE == "multiple_choice" else None
+        items = items_of(result["samples"][task], lm.records, task, metric, chosen, choices)
+        cut = len(
+            {document for (_, document, _), record in lm.records.items() if record.get("cut") or "prompt" in record}
+        )
+        if cut and kind_of(made) == "generation" and task not in self.told:
+            self.told.add(task)
+            say_on_stderr(
+                f"warning: {cut} of {len(items)} prompts of {task} lose their beginning: "
+                f"the model has {lm.positions} positions"
+            )
+        return Outcome(contender, task, kind_of(made), metric, items, sum(times), cut)
 
     def _ask(
         self,
@@ -175,23 +209,44 @@ class _Run:
                 if keys.get(record["number"]) not in (None, record["key"]):
                     raise CheckpointError(f"{file} has answers to other prompts; give another --out")
             left = sorted((job for job in jobs if job.number not in journal), key=lambda job: -job.cost)
+            self._warm(contender, left, spread)
+            size = self._size(contender, task) / max(1, len(jobs))  # items of a job
+            self.items -= size * (len(jobs) - len(left))
             began = last = time.perf_counter()
             done, tokens = len(jobs) - len(left), 0
             for record in spread(self._work(contender, jobs), left):
                 now = time.perf_counter()
                 journal.add({**record, "key": keys[record["number"]], "elapsed": now - last})
+                self.answered, self.spent = self.answered + size, self.spent + now - last
                 last, done, tokens = now, done + 1, tokens + record.get("tokens", 0)
+                more = (self.items - self.answered) * self.spent / self.answered
                 where = (contender.name, task, done, len(jobs), self.part, self.parts)
-                self.tell(Progress(*where, tokens, now - began))
+                self.tell(Progress(*where, tokens, now - began, max(0.0, more)))
             records = {record["number"]: record for record in journal if record["number"] in keys}
         times.append(sum(record["elapsed"] for record in records.values()))
         return records
 
+    def _warm(self, contender: Contender, left: Sequence[Any], spread: Work) -> None:
+        """Write the beginning of one answer and discard it: what is loaded or compiled at first use is not timed."""
+        if not left or not isinstance(left[-1], Asked) or contender.name in self.warm:
+            return
+        self.warm.add(contender.name)
+        short = dataclasses.replace(left[-1].decoding, max_new_tokens=min(WARM, left[-1].decoding.max_new_tokens))
+        jobs = [dataclasses.replace(left[-1], decoding=short)] * self.settings.workers
+        for _ in spread(self._work(contender, jobs), jobs):
+            pass
+
     def _work(self, contender: Contender, jobs: Sequence[Any]) -> Task:
         task: Task = answer
         if jobs and isinstance(jobs[0], Scored):
-            samples, seed = self.settings.samples, self.settings.seed
-            task = functools.partial(likelihood, mode=contender.mode, samples=samples, seed=seed)
+            sizes = ("block_size", "sub_block_size") if contender.mode == "threshold" else ()
+            task = functools.partial(
+                likelihood,
+                mode=contender.mode,
+                samples=self.settings.samples,
+                seed=self.settings.seed,
+                decoding={name: contender.decoding[name] for name in sizes if name in contender.decoding},
+            )
         return functools.partial(sized, task=task, batch_size=contender.batch_size)
 
 
@@ -208,28 +263,28 @@ def kind_of(task: Any) -> Kind:
 
 def file_name(name: str) -> str:
     """A name as a file has it; different names stay different."""
-    return "".join(c if c.isalnum() or c in "-_.=" else f"%{ord(c):02x}" for c in name)
+    return "".join(c if c.isalnum() or c in "-_.=" else f"%{ord(c):06x}" for c in name)
 
 
-def pooled(outcomes: Sequence[Outcome], group: Mapping[str, str]) -> list[Outcome]:
-    """The tasks of one group (the subjects of MMLU) as one. group: the group's name by task.
+def pooled(outcomes: Sequence[Outcome], group: Mapping[str, tuple[str, int]]) -> list[Outcome]:
+    """The tasks of one group (the subjects of MMLU) as one. group: by task, the group's name and its place in it.
 
-    An item of the n-th task has the number n * APART + its own, so that the same item has the same number everywhere.
+    An item of the n-th part has the number n * APART + its own, so that the same item has the same number everywhere.
     """
     together: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        together.setdefault((outcome.contender.name, group[outcome.task]), []).append(outcome)
-    place = {task: n for n, task in enumerate(group)}
-    return [_one(name, parts, place) if len(parts) > 1 else parts[0] for (_, name), parts in together.items()]
+        together.setdefault((outcome.contender.name, group[outcome.task][0]), []).append(outcome)
+    return [_one(name, parts, group) for (_, name), parts in together.items()]
 
 
-def _one(name: str, parts: list[Outcome], place: Mapping[str, int]) -> Outcome:
+def _one(name: str, parts: list[Outcome], group: Mapping[str, tuple[str, int]]) -> Outcome:
     items = [
-        dataclasses.replace(item, number=place[part.task] * APART + item.number)
+        dataclasses.replace(item, number=group[part.task][1] * APART + item.number)
         for part in parts
         for item in part.items
     ]
-    return dataclasses.replace(parts[0], task=name, items=items, wall=sum(part.wall for part in parts))
+    wall, cut = sum(part.wall for part in parts), sum(part.cut for part in parts)
+    return dataclasses.replace(parts[0], task=name, items=items, wall=wall, cut=cut)
 
 
 def _unknowable(found: Sequence[Contender], loaded: Loaded) -> dict[str, str]:
@@ -248,14 +303,11 @@ def _tasks_of(contender: Contender, loaded: Loaded, settings: Evaluate) -> list[
     asked = settings.sweep_task_names
     if asked is None:
         return [task for task in tasks if kind_of(loaded.tasks[task]) == "generation"]
-    unknown = [task for task in asked if task not in tasks and task not in loaded.skipped]
+    unknown = [name for name in asked if name not in loaded.names and name not in loaded.group]
     if unknown:
         raise ConfigError(f"sweep_tasks is '{settings.sweep_tasks}', but {unknown[0]} is not among the tasks")
-    return [task for task in tasks if task in asked]
-
-
-def _positions(checkpoint: Checkpoint) -> int:
-    return getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    wanted = {task for name in asked for task in loaded.names.get(name, [name])}
+    return [task for task in tasks if task in wanted]
 
 
 def _checkpoint(ref: str, loading: dict[str, Any]) -> Checkpoint:
@@ -284,7 +336,7 @@ def _made_with(
     """All that decides an answer or a score."""
     return {
         "unmask": __version__,
-        "lm_eval": lm_eval.__version__,
+        "versions": versions(*PACKAGES),
         "models": {ref: model_made_with(checkpoint, loading) for ref, checkpoint in models.items()},
         "settings": {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE},
         "decoding": dict(decoding),

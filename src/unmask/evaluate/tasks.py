@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import ConfigError, MissingExtraError, UnmaskError
-from unmask.evaluate import own, puzzles, sandbox
-from unmask.evaluate.code import CodeEval, adopt, in_place_of_code_eval
+from unmask.evaluate import own, puzzles, usable
+from unmask.evaluate.code import CodeEval, in_place_of_code_eval
 from unmask.evaluate.ifeval import MissingData, ready_for_ifeval
+from unmask.evaluate.sandbox import SandboxError
 from unmask.evaluate.standins import Files, splits
 
 DATA = "UNMASK_DATA"
@@ -81,9 +82,12 @@ and puzzles."""
 class Loaded:
     """What was found. tasks: by name, ready for `lm_eval.evaluate(task_dict=…)`. skipped: the reason by name.
 
-    digests: sha256 of each local file read. main_metric: (metric, filter) that is the task's score. chat: whether the
-    chat template is applied by default. notes: what is to be said about stand-ins. code: the metric of tasks that run
-    code, whose `verdicts` tell what the sandbox saw.
+    names: the task, or all parts of the group, that each name asked for stands for. group: the name that a task's items
+    are reported under, and its place among the group's parts, which does not depend on what else was asked for or could
+    be had. digests: sha256 of each local file read.
+    main_metric: (metric, filter) that is the task's score. chat: whether the chat template is applied by default.
+    notes: what is to be said about stand-ins. code: the metric of tasks that run code, whose `verdicts` tell what the
+    sandbox saw.
     """
 
     tasks: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +96,8 @@ class Loaded:
     main_metric: dict[str, tuple[str, str]] = field(default_factory=dict)
     chat: dict[str, bool] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    group: dict[str, str] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    group: dict[str, tuple[str, int]] = field(default_factory=dict)
     code: CodeEval = field(default_factory=CodeEval)
 
 
@@ -103,15 +108,18 @@ def load_tasks(
     limit: int | None = None,
     seed: int = 0,
     scorer: str = "exact",
+    num_fewshot: int | None = None,
     workers: int | None = None,
     allow_weaker: bool = False,
 ) -> Loaded:
     """Task objects for these names; what cannot be had is in `skipped`, with the reason.
 
     data_dir: local data, else the directory that UNMASK_DATA names. limit: items of generated tasks. seed: of generated
-    tasks and few-shot examples. scorer: exact, number or regex, for own files. workers, allow_weaker: as `CodeEval`.
+    tasks and few-shot examples. scorer: exact, number or regex, for own files. num_fewshot: in place of the tasks' own.
+    workers, allow_weaker: as `CodeEval`.
 
-    Raises MissingExtraError without lm-eval, ConfigError for a name that nothing has, DataError for an own file's row.
+    Raises MissingExtraError without lm-eval, ConfigError for a name that nothing has, for two names of one task and
+    where no task is left, DataError for an own file's row.
     """
     if find_spec("lm_eval") is None:
         raise MissingExtraError("lm-eval", "eval")
@@ -120,60 +128,64 @@ def load_tasks(
     if files.directory and not files.directory.is_dir():
         raise ConfigError(f"the data directory {files.directory} does not exist; name one that does, or none")
     loaded = Loaded(code=CodeEval(workers, allow_weaker), digests=files.digests, notes=files.notes)
-    for name in dict.fromkeys(names):
-        _add(name, loaded, files, limit, seed, scorer)
-    for name, task in loaded.tasks.items():
-        task.set_fewshot_seed(seed)
-        loaded.main_metric[name] = main_metric(name, task)
-        loaded.chat[name] = _chat(name, task)
+    asked = list(dict.fromkeys(names))
+    for name in asked:
+        found = _found(name, _named(name, asked), loaded, files, limit, seed, scorer)
+        loaded.names[name] = sorted(found)
+        for each, task in found.items():
+            if each in loaded.group:
+                other = next(asked for asked, stands_for in loaded.names.items() if each in stands_for)
+                raise ConfigError(f"'{other}' and '{name}' both stand for {each}; name one of them")
+            loaded.group[each] = (name if len(found) > 1 else each, loaded.names[name].index(each))
+            if num_fewshot is not None:
+                task.set_config("num_fewshot", num_fewshot)
+            task.set_fewshot_seed(seed)
+            _keep(each, task, loaded)
+    loaded.code.verdicts.clear()  # those of made-up answers
+    if not loaded.tasks:
+        raise ConfigError("no task can be run: " + "; ".join(f"{name}: {why}" for name, why in loaded.skipped.items()))
     return loaded
 
 
-def _add(name: str, loaded: Loaded, files: Files, limit: int | None, seed: int, scorer: str) -> None:
-    """Put the task or tasks of one name into `loaded`, or the reason why they are not there."""
+def _keep(name: str, task: Any, loaded: Loaded) -> None:
+    """Put a task into `loaded`, or the reason why it cannot be run."""
+    metric = main_metric(name, task)
+    with _quiet():
+        problem = usable.problem(task, metric, loaded.code)
+    if problem:
+        loaded.skipped[name] = problem
+        return
+    loaded.tasks[name], loaded.main_metric[name], loaded.chat[name] = task, metric, _chat(name, task)
+
+
+def _found(
+    name: str, called: str, loaded: Loaded, files: Files, limit: int | None, seed: int, scorer: str
+) -> dict[str, Any]:
+    """The task or tasks of one name; none where they cannot be had, then the reason is in `loaded`."""
     try:
         with _quiet(), _data(files), in_place_of_code_eval(loaded.code), ready_for_ifeval(files):
             if _is_puzzle(name):
-                found = {name: _made(*puzzles.config(name, seed, limit))}
-            elif _is_file(name):
-                file = Path(name.removeprefix("own:"))
-                settings, rows = own.config(name, files.numbered(file, file.name), file, scorer)
-                found = {name: _made(settings, rows)}
-            elif name in OWN:
-                found = {name: _made({"task": name, **OWN[name]})}
-            elif name in VARIANTS:
+                return {name: _made(*puzzles.config(name, seed, limit))}
+            if _is_file(name):
+                file = _file(name)
+                settings, rows = own.config(called, files.numbered(file, str(file)), file, scorer)
+                return {called: _made(settings, rows)}
+            if name in OWN:
+                return {name: _made({"task": name, **OWN[name]})}
+            if name in VARIANTS:
                 base, changes = VARIANTS[name]
                 whole = _community(base)[base].config.to_dict(keep_callable=True)
                 del whole["fewshot_config"]  # made anew from the changed settings
-                found = {name: _made({**whole, **changes, "task": name})}
-            else:
-                found = _community(GROUPS.get(name, name))
+                return {name: _made({**whole, **changes, "task": name})}
+            return _community(GROUPS.get(name, name))
+    except SandboxError as error:  # some of lm-eval's modules try their metric when they are imported
+        loaded.skipped[called] = str(error)
+        return {}
     except (UnmaskError, AssertionError):
         raise
     except Exception as error:
-        loaded.skipped[name] = _why(error)
-        return
-    for each, task in found.items():
-        problem = _problem(task, loaded.code)
-        if problem:
-            loaded.skipped[each] = problem
-        else:
-            loaded.tasks[each] = task
-            loaded.group[each] = name
-
-
-def _problem(task: Any, code: CodeEval) -> str:
-    """What keeps a task that was made from being run; a task that runs code is given the sandbox."""
-    if (task.config.num_fewshot or 0) > 0 and not len(list(task.fewshot_docs())):
-        return (
-            "needs few-shot examples, and its local data has only the split to be scored; give the training split too"
-        )
-    if getattr(task, "UNSAFE_CODE", False):
-        lacks = "" if code.allow_weaker else sandbox.missing()
-        if lacks:
-            return lacks
-        adopt(task, code)
-    return ""
+        loaded.skipped[called] = _why(error)
+        return {}
 
 
 def _community(name: str) -> dict[str, Any]:
@@ -212,6 +224,8 @@ def _dataset(parts: dict[str, list[dict[str, Any]]]) -> Any:
     from datasets import Dataset, DatasetDict
 
     made = {split: Dataset.from_list(rows) for split, rows in parts.items() if rows}
+    if not made:
+        raise MissingData("its local files hold no row")
     features = next(iter(made.values())).features
     empty = Dataset.from_dict({name: [] for name in features}, features=features)
     return DatasetDict({split: made.get(split, empty) for split in ("train", "dev", "validation", "test", *made)})
@@ -252,6 +266,8 @@ def _why(error: Exception) -> str:
     line = " ".join(str(error).split())[:300]
     if isinstance(error, ModuleNotFoundError):
         return f"needs the package '{error.name}'" if error.name else line
+    if isinstance(error, IndexError) and "size 0" in line:
+        return "its data has no item"
     if isinstance(error, ConnectionError):
         return f"{line}; put its rows into the data directory (docs/evaluate.md) or let the hub be reached"
     return line if isinstance(error, MissingData) else f"{type(error).__name__}: {line}"
@@ -265,9 +281,23 @@ def _is_file(name: str) -> bool:
     return name.startswith("own:") or name.endswith(".jsonl")
 
 
+def _file(name: str) -> Path:
+    return Path(name.removeprefix("own:"))
+
+
+def _named(name: str, asked: Sequence[str]) -> str:
+    """What a task is called: a file without its directory and ending, so that runs in other places are comparable; its
+    path where something else is called so."""
+    if not _is_file(name):
+        return name
+    stem = _file(name).stem
+    others = [_file(each).stem if _is_file(each) else each for each in asked if each != name]
+    return str(_file(name)) if stem in others else stem
+
+
 def main_metric(name: str, task: Any) -> tuple[str, str]:
     """(metric, filter) that is a task's score: from the table, else its first metric and first filter."""
-    return SCORES.get(name) or (next(iter(task._metric_fn_list)), task._filters[0].name)
+    return SCORES.get(name) or usable.first_metric(task)
 
 
 def _chat(name: str, task: Any) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from unmask import __version__
-from unmask.model.checkpoint import Checkpoint, base_digest
+from unmask.model.checkpoint import Checkpoint
+from unmask.model.provenance import model_made_with
 from unmask.model.sources import sha256
 from unmask.synthesize.jobs import Prompt
 from unmask.synthesize.settings import Synthesis
@@ -28,20 +29,6 @@ def made_with(
         "settings": kept,
         "prompts": {"count": len(prompts), "sha256": _of_prompts(prompts)} if settings.make is None else None,
         "excluded": {file: sha256(Path(file)) for file in settings.exclude},
-    }
-
-
-def model_made_with(checkpoint: Checkpoint, loading: dict[str, Any]) -> dict[str, Any]:
-    """All that decides what a model computes."""
-    int8 = loading["dtype"] == "int8"
-    adapter = checkpoint.path / "adapter_model.safetensors"
-    return {
-        "reference": checkpoint.ref,
-        "sha256": base_digest(checkpoint.tensors.files[0].parent),
-        "adapter_sha256": sha256(adapter) if checkpoint.adapter is not None else None,
-        "dtype": "int8" if int8 else str(checkpoint.dtype).removeprefix("torch."),
-        "backbone": loading["backbone"],
-        "device": checkpoint.device.type,
     }
 
 
