@@ -6,7 +6,6 @@ Writes report.json, report.md, report.html and items.jsonl to OUT. A run that wa
 
 import argparse
 import math
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
     if args.gate is not None and not 0 < args.gate <= 100:
         raise ConfigError(f"--gate is {args.gate:g}; allowed: points above 0, up to 100")
     judged = [flag for flag, value in (("--gate", args.gate), ("--recommend", args.recommend)) if value is not None]
-    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars, beside our own
     from unmask.evaluate.run import evaluate
 
     with locked(args.out):

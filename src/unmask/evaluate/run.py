@@ -24,7 +24,7 @@ from unmask.evaluate.harness import UnmaskLM
 from unmask.evaluate.items import items_of
 from unmask.evaluate.outcomes import Contender, Kind, Outcome
 from unmask.evaluate.settings import Evaluate
-from unmask.evaluate.tasks import Loaded, load_tasks
+from unmask.evaluate.tasks import Loaded, load_tasks, quiet
 from unmask.journal import Journal, changed, replacement
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.files import read_json
@@ -170,15 +170,16 @@ class _Run:
         )
         made = self.loaded.tasks[task]
         made.set_fewshot_seed(self.settings.seed)
-        result = lm_eval.evaluate(
-            lm,
-            {"tasks": {task: made}},
-            limit=self._limit(contender),
-            bootstrap_iters=0,
-            apply_chat_template=chat,
-            fewshot_as_multiturn=chat,
-            confirm_run_unsafe_code=True,  # it runs in our sandbox
-        )
+        with quiet():
+            result = lm_eval.evaluate(
+                lm,
+                {"tasks": {task: made}},
+                limit=self._limit(contender),
+                bootstrap_iters=0,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat,
+                confirm_run_unsafe_code=True,  # it runs in our sandbox
+            )
         metric, chosen = self.loaded.main_metric[task]
         choices = made.doc_to_choice if made.OUTPUT_TYPE == "multiple_choice" else None
         items = items_of(result["samples"][task], lm.records, task, metric, chosen, choices)

@@ -150,7 +150,7 @@ def load_tasks(
 def _keep(name: str, task: Any, loaded: Loaded) -> None:
     """Put a task into `loaded`, or the reason why it cannot be run."""
     metric = main_metric(name, task)
-    with _quiet():
+    with quiet():
         problem = usable.problem(task, metric, loaded.code)
     if problem:
         loaded.skipped[name] = problem
@@ -163,7 +163,7 @@ def _found(
 ) -> dict[str, Any]:
     """The task or tasks of one name; none where they cannot be had, then the reason is in `loaded`."""
     try:
-        with _quiet(), _data(files), in_place_of_code_eval(loaded.code), ready_for_ifeval(files):
+        with quiet(), _data(files), in_place_of_code_eval(loaded.code), ready_for_ifeval(files):
             if _is_puzzle(name):
                 return {name: _made(*puzzles.config(name, seed, limit))}
             if _is_file(name):
@@ -250,15 +250,19 @@ def _data(files: Files) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """lm-eval tells much about the settings of its own tasks; only errors are shown."""
-    logger = logging.getLogger("lm_eval")
+def quiet() -> Iterator[None]:
+    """lm-eval tells much about the settings of its own tasks, of which only errors are shown, and draws bars."""
+    import lm_eval.api.task
+
+    logger, bars = logging.getLogger("lm_eval"), lm_eval.api.task.tqdm
     before = logger.level
     logger.setLevel(logging.ERROR)
+    lm_eval.api.task.tqdm = lambda items, **_: items
     try:
         yield
     finally:
         logger.setLevel(before)
+        lm_eval.api.task.tqdm = bars
 
 
 def _why(error: Exception) -> str:
