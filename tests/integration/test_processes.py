@@ -57,8 +57,8 @@ def write_recipe(place, name, **fields):
     return toml
 
 
-def assert_same_run(one, other):
-    """The same log and the same state, to what the order of a sum may change."""
+def assert_same_run(one, other, tolerance=1e-4):
+    """The same log and the same state, to what the order of a sum may change. tolerance: of weights and moments."""
     for mine, theirs in zip(log(one), log(other), strict=True):
         for key in set(mine) - {"validation"}:
             same = mine[key] is theirs[key] is None or mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6)
@@ -70,7 +70,7 @@ def assert_same_run(one, other):
         a, b = (load_file(states(output)[-1] / file) for output in (one, other))
         assert set(a) == set(b)
         for name in a:
-            assert float((a[name] - b[name]).norm()) <= 1e-4 * float(a[name].norm()), (file, name)
+            assert float((a[name] - b[name]).norm()) <= tolerance * float(a[name].norm()), (file, name)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)

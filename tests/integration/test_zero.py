@@ -86,7 +86,7 @@ def test_processes_without_rows_take_part(place, nursery):
     for stage in (1, 2, 3):
         output = place / f"uneven-{stage}"
         nursery.run(toml, output, processes=3, zero=stage)
-        assert_same_run(one, output)
+        assert_same_run(one, output, tolerance=1e-3)  # Adam's first steps magnify the rounding of gradients near 0
 
 
 @needed
@@ -124,8 +124,8 @@ def test_a_gradient_that_is_not_a_number_leaves_the_weights(stage, place, nurser
     )
     assert run.returncode == 2, run.stderr
     assert "error: the norm of the gradient of step 3 is inf" in run.stderr
-    assert states(output)[-1].name == "state-0000002"
-    saved, kept = load_file(states(output)[-1] / "weights.safetensors"), torch.load(output / "kept.pt")
+    aside = output / "doubted-0000002"  # a state is good once the next step has passed
+    saved, kept = load_file(aside / "weights.safetensors"), torch.load(output / "kept.pt")
     assert set(saved) == set(kept) and all(saved[name].equal(kept[name]) for name in saved)
 
 
