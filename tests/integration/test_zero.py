@@ -14,7 +14,6 @@ from training import log, many_rows, recipe, save_base, save_rows
 
 import unmask.processes as processes
 from unmask.errors import ConfigError, MissingExtraError
-from unmask.model.trainstate import states
 
 needed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: pip install 'unmask[deepspeed]'")
 COMPILE = (
