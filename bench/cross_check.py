@@ -6,10 +6,7 @@ Prints, for tasks in which text is written and tasks scored by likelihood, both 
 """
 
 import argparse
-import os
 from pathlib import Path
-
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 import lm_eval
 from lm_eval.models.huggingface import HFLM
@@ -17,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from unmask.api import load
 from unmask.evaluate.asking import Asked, answer, likelihood
 from unmask.evaluate.harness import UnmaskLM
-from unmask.evaluate.tasks import Loaded, load_tasks
+from unmask.evaluate.tasks import Loaded, load_tasks, quiet
 
 
 def ours(ref: str, chat: bool, limit: int) -> UnmaskLM:
@@ -35,9 +32,10 @@ def ours(ref: str, chat: bool, limit: int) -> UnmaskLM:
 
 def scored(lm, name: str, loaded: Loaded, items: int, chat: bool):
     """(answer, score) by item."""
-    result = lm_eval.evaluate(
-        lm, {"tasks": {name: loaded.tasks[name]}}, limit=items, bootstrap_iters=0, apply_chat_template=chat
-    )
+    with quiet():
+        result = lm_eval.evaluate(
+            lm, {"tasks": {name: loaded.tasks[name]}}, limit=items, bootstrap_iters=0, apply_chat_template=chat
+        )
     metric, chosen = loaded.main_metric[name]
     samples = [sample for sample in result["samples"][name] if sample["filter"] == chosen]
     return {sample["doc_id"]: (sample["resps"], float(sample[metric])) for sample in samples}

@@ -143,10 +143,22 @@ def load(
         raise ConfigError(f"backbone is '{backbone}'; allowed: {', '.join(BACKBONES)}")
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; allowed: at least 1")
+    checkpoint = opened(ref, dtype=dtype, device=device, mask_id=mask_id, base=base)
+    return Model(checkpoint, backbone_for(checkpoint, backbone, int8=dtype == "int8"), batch_size)
+
+
+def opened(
+    ref: str | Path,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str = "auto",
+    mask_id: int | None = None,
+    base: str | None = None,
+) -> Checkpoint:
+    """The checkpoint of a model reference without its weights in memory; arguments and errors as of `load`."""
     int8 = dtype == "int8"
     kind, where = None if int8 else dtype, device_named(device)
-    checkpoint = load_checkpoint(ref, dtype=kind, device=where, mask_id=mask_id, base=base, lightly=True, int8=int8)
-    return Model(checkpoint, backbone_for(checkpoint, backbone, int8=int8), batch_size)
+    return load_checkpoint(ref, dtype=kind, device=where, mask_id=mask_id, base=base, lightly=True, int8=int8)
 
 
 def adapt(recipe: str | Path | Mapping[str, Any] | Adapt, *, resume: bool = False, **fields: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from tiny import MASK, TURN_END, byte_tokenizer, tiny_model
 from unmask.cli import main
 from unmask.config import BlockSpec
 from unmask.lock import locked
-from unmask.model.checkpoint import save_full
+from unmask.model.checkpoint import load_checkpoint, save_full
 
 pytest.importorskip("lm_eval")
 
@@ -93,8 +93,7 @@ def test_a_limit_beyond_the_positions_is_refused_before_any_answer(evaluate, mod
     made = SimpleNamespace(
         OUTPUT_TYPE="generate_until", config=SimpleNamespace(generation_kwargs={"max_gen_toks": 512})
     )
-    place = SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=512))
-    model = SimpleNamespace(spec=None, stop_ids=(), ref="m", config=place)
+    model = SimpleNamespace(spec=None, stop_ids=(), ref="m", positions=load_checkpoint(models / "chat").positions)
     with pytest.raises(checks.ConfigError, match="max_new_tokens is 512 on t, but m has 512 positions"):
         checks.check_settings([(Contender("ar", "m", "ar"), "t")], Loaded(tasks={"t": made}), {"m": model}, 0)
 

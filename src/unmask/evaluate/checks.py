@@ -24,10 +24,10 @@ def check_settings(
             resolve(decoding, checkpoint.spec, checkpoint.stop_ids)
         except (ConfigError, RequestError) as error:
             raise ConfigError(f"contender '{contender.name}' on {task}: {error}") from None
-        if wanted is not None and decoding.max_new_tokens >= positions(checkpoint):
+        if wanted is not None and decoding.max_new_tokens >= checkpoint.positions:
             raise ConfigError(
                 f"max_new_tokens is {decoding.max_new_tokens} on {task}, but {checkpoint.ref} has "
-                f"{positions(checkpoint)} positions; give a lower --max-new-tokens"
+                f"{checkpoint.positions} positions; give a lower --max-new-tokens"
             )
 
 
@@ -70,7 +70,3 @@ def check_judged(judged: Sequence[str], parts: Sequence[tuple[Contender, str]], 
 
 def _template(checkpoint: Checkpoint) -> Any:
     return getattr(checkpoint.tokenizer, "chat_template", None)
-
-
-def positions(checkpoint: Checkpoint) -> int:
-    return getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None) or 2**31

@@ -15,10 +15,10 @@ from typing import Any
 import lm_eval
 
 from unmask import __version__
-from unmask.api import Model
+from unmask.api import Model, opened
 from unmask.errors import CheckpointError, ConfigError
 from unmask.evaluate.asking import Asked, Record, Scored, answer, key_of, likelihood
-from unmask.evaluate.checks import check_judged, check_prompts, check_settings, positions, uses_chat
+from unmask.evaluate.checks import check_judged, check_prompts, check_settings, uses_chat
 from unmask.evaluate.contenders import contenders
 from unmask.evaluate.harness import UnmaskLM
 from unmask.evaluate.items import items_of
@@ -26,9 +26,8 @@ from unmask.evaluate.outcomes import Contender, Kind, Outcome
 from unmask.evaluate.settings import Evaluate
 from unmask.evaluate.tasks import Loaded, load_tasks, quiet
 from unmask.journal import Journal, changed, replacement
-from unmask.model.checkpoint import Checkpoint, load_checkpoint
+from unmask.model.checkpoint import Checkpoint
 from unmask.model.files import read_json
-from unmask.model.hf import device_named
 from unmask.model.provenance import model_made_with, versions
 from unmask.model.sources import say_on_stderr
 from unmask.report import machine
@@ -164,7 +163,7 @@ class _Run:
             checkpoint,
             {**contender.decoding, "mode": contender.mode},
             functools.partial(self._ask, contender, task, spread, times),
-            positions=positions(checkpoint),
+            positions=checkpoint.positions,
             chat=chat,
             seed=self.settings.seed,
         )
@@ -313,15 +312,7 @@ def _tasks_of(contender: Contender, loaded: Loaded, settings: Evaluate) -> list[
 
 def _checkpoint(ref: str, loading: dict[str, Any]) -> Checkpoint:
     """A checkpoint without its weights in memory; ConfigError for one that cannot read prompts."""
-    int8 = loading["dtype"] == "int8"
-    checkpoint = load_checkpoint(
-        ref,
-        dtype=None if int8 else loading["dtype"],
-        device=device_named(loading["device"]),
-        mask_id=loading["mask_id"],
-        lightly=True,
-        int8=int8,
-    )
+    checkpoint = opened(ref, **{name: loading[name] for name in ("dtype", "device", "mask_id")})
     if checkpoint.tokenizer is None:
         raise ConfigError(f"{ref} has no tokenizer, so it cannot read a task's prompts; add one to it")
     return checkpoint

@@ -68,6 +68,11 @@ class Checkpoint:
     parameters: int
 
     @property
+    def positions(self) -> int:
+        """How many the network knows; where the configuration does not say, more than anyone asks for."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+    @property
     def drafts(self) -> bool:
         """Whether the adapter acts on drafts only."""
         return self.spec is not None and self.spec.adapter_scope == "draft"

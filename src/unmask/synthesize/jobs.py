@@ -44,7 +44,7 @@ class Jobs:
         self.jobs: list[Job] = []
         self.dropped: Counter[str] = Counter()
         self.seen: set[str] = set()
-        self.positions = getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None) or 2**31
+        self.positions = checkpoint.positions
 
     def add_all(self, prompts: Iterable[tuple[int, Prompt]]) -> None:
         for number, prompt in prompts:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.api import opened
 from unmask.config import Decoding
 from unmask.errors import ConfigError, DataError
 from unmask.journal import Journal, replacement
 from unmask.lock import locked
-from unmask.model.checkpoint import Checkpoint, load_checkpoint
+from unmask.model.checkpoint import Checkpoint
 from unmask.spread import Work, need_ray, workers
 from unmask.synthesize.jobs import Job, Jobs, Prompt
 from unmask.synthesize.make import Judge as MadeJudge
@@ -134,12 +135,7 @@ class _Run:
 
 def _checkpoint(loading: dict[str, Any]) -> Checkpoint:
     """The checkpoint without its weights; ConfigError for one whose answers would be no training text."""
-    int8, how = loading["dtype"] == "int8", {name: loading[name] for name in ("device", "mask_id")}
-    from unmask.model.hf import device_named
-
-    how["device"] = device_named(loading["device"])
-    dtype = None if int8 else loading["dtype"]
-    checkpoint = load_checkpoint(loading["ref"], dtype=dtype, lightly=True, int8=int8, **how)
+    checkpoint = opened(loading["ref"], **{name: loading[name] for name in ("dtype", "device", "mask_id")})
     lacking = "tokenizer" if checkpoint.tokenizer is None else "" if checkpoint.stop_ids else "end token"
     if lacking:
         raise ConfigError(f"{checkpoint.ref} has no {lacking}, so its answers would be no training text")
