@@ -250,7 +250,10 @@ def test_two_reports_are_compared(evaluate, tmp_path, capsys):
         (("--sweep", "batch_size=0"), "allowed for batch_size: whole numbers above 0"),
         (("--sweep-tasks", "other"), "sweep_tasks is 'other', but other is not among the tasks"),
         (("--recommend", "best"), "--recommend is 'best'; allowed: points=NUMBER or speed=NUMBER"),
-        (("--limit", "0"), "--limit is 0; allowed: at least 1"),
+        (("--limit", "0"), "--limit is '0'; allowed: at least 1, or TASK=N with commas"),
+        (("--limit", "5,6"), "--limit is '5,6'; allowed: at least 1, or TASK=N with commas"),
+        (("--limit", "=6"), "--limit is '=6'; allowed: at least 1, or TASK=N with commas"),
+        (("--limit", "mmlu=6"), "limit is 'mmlu=6', but mmlu is not among the tasks"),
         (("--data", "absent"), "the data directory absent does not exist"),
     ],
 )

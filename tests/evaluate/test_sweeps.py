@@ -27,10 +27,11 @@ def test_a_setting_named_twice_in_one_sweep_is_refused():
         asked("threshold=0.5 threshold=0.9")
 
 
-def test_a_sweep_over_more_items_than_the_modes_is_refused():
-    assert len(asked("threshold=0.5", limit=5, sweep_limit=5)) == len(asked("threshold=0.5", sweep_limit=5)) == 3
-    with pytest.raises(ConfigError, match="sweep_limit is 6; allowed: at most limit, 5"):
-        asked("threshold=0.5", limit=5, sweep_limit=6)
+def test_limits_are_of_all_tasks_or_of_one():
+    mixed = Evaluate(tasks="gsm8k,ifeval,q=1.jsonl", limit="1000,ifeval=100,q=1.jsonl=7")
+    assert [mixed.limit_of(name) for name in ("gsm8k", "ifeval", "q=1.jsonl")] == [1000, 100, 7]
+    assert Evaluate(tasks="gsm8k,ifeval", limit="ifeval=3").limit_of("gsm8k") is None
+    assert Evaluate(tasks="gsm8k").limit_of("gsm8k") is None
 
 
 def section(outcomes, title):

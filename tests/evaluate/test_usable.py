@@ -38,7 +38,7 @@ def mine(data):
 
 
 def test_no_scored_item_becomes_a_worked_example(data, mine):
-    loaded = load_tasks(["piqa", str(mine), "reasoning-gym:gcd"], data_dir=data, num_fewshot=2, limit=3)
+    loaded = load_tasks(["piqa", str(mine), "reasoning-gym:gcd"], data_dir=data, num_fewshot=2, limit=lambda name: 3)
     assert list(loaded.tasks) == ["piqa"]
     for name in ("mine", "reasoning-gym:gcd"):
         assert loaded.skipped[name].startswith("needs 2 few-shot examples, and outside the split to be scored its data")

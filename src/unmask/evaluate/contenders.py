@@ -26,11 +26,6 @@ def contenders(
         Contender(mode, ref, mode, decoding=_effective(decoding, mode), batch_size=batch_size)
         for mode in _modes(ref, spec, settings)
     ]
-    if settings.limit is not None and (settings.sweep_limit or 0) > settings.limit:
-        raise ConfigError(
-            f"sweep_limit is {settings.sweep_limit}; allowed: at most limit, {settings.limit}, since all is compared "
-            "with the same items in mode ar"
-        )
     ar = _effective(decoding, "ar")
     if settings.base is not None:
         found.append(Contender("base", settings.base, "ar", "base", ar, batch_size))

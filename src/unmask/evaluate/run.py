@@ -93,7 +93,7 @@ def evaluate(
     loaded = load_tasks(
         settings.task_names,
         data_dir=None if settings.data is None else Path(settings.data),
-        limit=settings.limit,
+        limit=settings.limit_of,
         seed=settings.seed,
         scorer=settings.scorer,
         num_fewshot=settings.num_fewshot,
@@ -146,13 +146,16 @@ class _Run:
         self.warm: set[str] = set()
         self.told: set[str] = set()
 
-    def _limit(self, contender: Contender) -> int | None:
-        sweep = self.settings.sweep_limit if contender.swept else None
-        return sweep or self.settings.limit
+    def _limit(self, contender: Contender, task: str) -> int | None:
+        """Items of a task, None for all: those of a sweep are among those of the modes."""
+        asked = next(name for name, stands_for in self.loaded.names.items() if task in stands_for)
+        limit = self.settings.limit_of(asked)
+        sweep = (self.settings.sweep_limit if contender.swept else None) or limit
+        return sweep if limit is None else min(sweep or limit, limit)
 
     def _size(self, contender: Contender, task: str) -> int:
         size = len(self.loaded.tasks[task].eval_docs)
-        return min(self._limit(contender) or size, size)
+        return min(self._limit(contender, task) or size, size)
 
     def outcome(self, contender: Contender, task: str, checkpoint: Checkpoint, spread: Work) -> Outcome:
         """One contender on one task, scored by lm-eval."""
@@ -173,7 +176,7 @@ class _Run:
             result = lm_eval.evaluate(
                 lm,
                 {"tasks": {task: made}},
-                limit=self._limit(contender),
+                limit=self._limit(contender, task),
                 bootstrap_iters=0,
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,

@@ -28,8 +28,12 @@ class Evaluate:
         metavar="A,B",
     )
     modes: str | None = option(None, help="modes of the model, with commas; default: all that it can", metavar="A,B")
-    limit: int | None = option(
-        None, help="only the first N items of each task", check=_positive, allowed="at least 1", metavar="N"
+    limit: str | None = option(
+        None,
+        help="only the first N items of each task, or of one task: 1000,ifeval=100",
+        check=lambda text: limits(text) is not None,
+        allowed="at least 1, or TASK=N with commas",
+        metavar="N",
     )
     base: str | None = option(None, help="the base before adapting, beside the model (in mode ar)", metavar="M")
     plain: str | None = option(
@@ -78,10 +82,22 @@ class Evaluate:
         for mode in self.mode_names or ():
             if mode not in MODES:
                 raise ConfigError(f"modes is '{self.modes}'; allowed: {', '.join(MODES)}, with commas")
+        for name in self.limits:
+            if name and name not in self.task_names:
+                raise ConfigError(f"limit is '{self.limit}', but {name} is not among the tasks, {self.tasks}")
 
     @property
     def task_names(self) -> list[str]:
         return names(self.tasks)
+
+    def limit_of(self, name: str) -> int | None:
+        """Items of the task or group that was asked for by this name; None for all."""
+        return self.limits.get(name, self.limits.get(""))
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Items by the name asked for, under "" those of all others; empty without any limit."""
+        return (None if self.limit is None else limits(self.limit)) or {}
 
     @property
     def mode_names(self) -> list[str] | None:
@@ -90,6 +106,17 @@ class Evaluate:
     @property
     def sweep_task_names(self) -> list[str] | None:
         return None if self.sweep_tasks is None else names(self.sweep_tasks)
+
+
+def limits(text: str) -> dict[str, int] | None:
+    """Items by task, under "" those of every other task; None for a text that is not N or TASK=N with commas."""
+    found = {}
+    for part in text.split(","):
+        name, _, number = part.strip().rpartition("=")
+        if not number.isdecimal() or int(number) < 1 or name in found or ("=" in part and not name):
+            return None
+        found[name] = int(number)
+    return found
 
 
 def names(text: str) -> list[str]:

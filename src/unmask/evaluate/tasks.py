@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,7 +105,7 @@ def load_tasks(
     names: Sequence[str],
     *,
     data_dir: Path | None = None,
-    limit: int | None = None,
+    limit: Callable[[str], int | None] = lambda name: None,
     seed: int = 0,
     scorer: str = "exact",
     num_fewshot: int | None = None,
@@ -114,8 +114,8 @@ def load_tasks(
 ) -> Loaded:
     """Task objects for these names; what cannot be had is in `skipped`, with the reason.
 
-    data_dir: local data, else the directory that UNMASK_DATA names. limit: items of generated tasks. seed: of generated
-    tasks and few-shot examples. scorer: exact, number or regex, for own files. num_fewshot: in place of the tasks' own.
+    data_dir: local data, else the directory that UNMASK_DATA names. limit: items of a generated task by its name,
+    None for its own size. seed: of generated tasks and few-shot examples. scorer: exact, number or regex, for own files. num_fewshot: in place of the tasks' own.
     workers, allow_weaker: as `CodeEval`.
 
     Raises MissingExtraError without lm-eval, ConfigError for a name that nothing has, for two names of one task and
@@ -130,7 +130,7 @@ def load_tasks(
     loaded = Loaded(code=CodeEval(workers, allow_weaker), digests=files.digests, notes=files.notes)
     asked = list(dict.fromkeys(names))
     for name in asked:
-        found = _found(name, _named(name, asked), loaded, files, limit, seed, scorer)
+        found = _found(name, _named(name, asked), loaded, files, limit(name), seed, scorer)
         loaded.names[name] = sorted(found)
         for each, task in found.items():
             if each in loaded.group:
