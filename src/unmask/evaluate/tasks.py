@@ -114,9 +114,9 @@ def load_tasks(
 ) -> Loaded:
     """Task objects for these names; what cannot be had is in `skipped`, with the reason.
 
-    data_dir: local data, else the directory that UNMASK_DATA names. limit: items of a generated task by its name,
-    None for its own size. seed: of generated tasks and few-shot examples. scorer: exact, number or regex, for own files. num_fewshot: in place of the tasks' own.
-    workers, allow_weaker: as `CodeEval`.
+    data_dir: local data, else the directory that UNMASK_DATA names. limit: items of a generated task by its name, None
+    for its own size. seed: of generated tasks and few-shot examples. scorer: exact, number or regex, for own files.
+    num_fewshot: in place of the tasks' own. workers, allow_weaker: as `CodeEval`.
 
     Raises MissingExtraError without lm-eval, ConfigError for a name that nothing has, for two names of one task and
     where no task is left, DataError for an own file's row.
