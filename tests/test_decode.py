@@ -13,13 +13,14 @@ from tiny import END, MASK, PAD, SlowDecoder, full_logits, low_rank, native, on_
 from unmask.config import BlockSpec, Decoding
 from unmask.core.propose import propose
 from unmask.core.rules import RULES
-from unmask.decode import MODES, Row
 from unmask.engine import Engine, Request
 from unmask.errors import RequestError
 from unmask.model.adapters import merged
 from unmask.model.backbone import Feed
 from unmask.model.universal import UniversalBackbone
+from unmask.modes import MODES
 from unmask.resolve import resolve
+from unmask.row import Row
 
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,), context="causal")

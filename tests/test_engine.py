@@ -8,8 +8,8 @@ from scripted import ScriptedBackbone, sure, writes
 from tiny import MASK as BYTE_MASK
 from tiny import byte_tokenizer, native, tiny_model
 
-from unmask import decode
 from unmask import engine as engine_module
+from unmask import row as row_module
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
@@ -102,8 +102,6 @@ def test_o4_06_the_ends_of_the_range_draw_finite_numbers(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("mode, spec", [("ar", SPEC), ("threshold", SPEC), ("threshold", CAUSAL), ("verified", CAUSAL)])
 def test_o4_11_the_mask_is_never_chosen(mode, spec, temperature):
-    if mode == "verified":
-        temperature = 0.0
     backbone = ScriptedBackbone(lambda who, position, step: sure(MASK))
     found = ask(
         backbone, Request([1] * 8, ids(mode=mode, temperature=temperature, max_new_tokens=30, stop_ids=())), spec=spec
@@ -273,7 +271,7 @@ def test_a_long_prompt_in_pieces_is_the_same_prompt(mode, spec, length, monkeypa
     spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=BYTE_MASK, context=spec.context)
     request = Request([n * 7 % 250 for n in range(length)], ids(mode=mode, max_new_tokens=20))
     whole = ask(backbone, request, spec=spec)[0]
-    monkeypatch.setattr(decode, "PIECE", 19)
+    monkeypatch.setattr(row_module, "PIECE", 19)
     fed, forward = [], backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda *a: fed.append(len(a[2][0].tokens)) or forward(*a))
     pieces = ask(backbone, request, spec=spec)[0]
@@ -294,7 +292,7 @@ def test_buffers_that_do_not_fit_into_memory(monkeypatch):
 
 
 def test_a_forward_over_many_long_prompts_is_bounded(monkeypatch):
-    monkeypatch.setattr(decode, "PIECE", 19)
+    monkeypatch.setattr(row_module, "PIECE", 19)
     backbone = native(tiny_model(), mask=torch.zeros(64))
     requests = [Request([n] * 50, ids(mode="ar", max_new_tokens=5)) for n in range(1, 7)]
     alone = [ask(backbone, request)[0].token_ids for request in requests]
@@ -402,17 +400,13 @@ def test_o1_13_what_cannot_be_served_is_named_and_others_go_on(request_, message
     assert good.token_ids == [9] * 8
 
 
-def test_verified_is_greedy():
-    bad = ask(ScriptedBackbone(sure), Request([1], ids(mode="verified", temperature=0.5)), spec=CAUSAL)[0]
-    assert "temperature is 0.5" in str(bad.error)
-
-
 @pytest.mark.parametrize(
     "wanted, spec, expected",
     [
         ({}, SPEC, ("threshold", 8, 4)),
         ({}, CAUSAL, ("verified", 8, 4)),
-        ({"temperature": 1.0}, CAUSAL, ("ar", 8, 4)),
+        ({"temperature": 1.0}, CAUSAL, ("verified", 8, 4)),
+        ({"logprobs": 1}, SPEC, ("ar", 8, 4)),
         ({"block_size": 2}, SPEC, ("threshold", 2, 2)),
         ({"block_size": 4}, SPEC, ("threshold", 4, 4)),
         ({"block_size": 1}, SPEC, ("threshold", 1, 1)),

@@ -11,8 +11,10 @@ LAYERS = [
     {"core"},
     {"config", "events"},
     {"recipe", "limits", "lock"},
-    {"options", "resolve", "text", "model"},
-    {"decode", "data"},
+    {"options", "resolve", "text", "auto", "model"},
+    {"row", "data"},
+    {"decode", "verified"},
+    {"modes"},
     {"engine", "rundir", "noising", "report", "guard", "journal"},
     {"curves", "processes"},
     {"validation", "rowsharing"},
@@ -38,7 +40,7 @@ ONLY_IN = {
     "lm_eval": "evaluate",
     "reasoning_gym": "evaluate",
 }
-CORE_MAY_USE = {"torch", "math", "dataclasses", "collections", "typing", "hashlib", "unmask"}
+CORE_MAY_USE = {"torch", "math", "bisect", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 
 
 def imports(path: Path) -> set[str]:

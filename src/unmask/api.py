@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from unmask.auto import Admissible, Choice, Measured, choose
 from unmask.config import BlockSpec, Decoding
+from unmask.core.pace import Costs
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
@@ -17,9 +19,10 @@ from unmask.model.admissible import read_admissible
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.choose import BACKBONES, backbone_for
 from unmask.model.hf import device_named
+from unmask.model.speed import assumed, read_measured
 from unmask.options import read, read_toml
 from unmask.recipe import Adapt
-from unmask.resolve import Admissible, Resolved, admitted, resolve
+from unmask.resolve import Resolved, resolve
 from unmask.text import render
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
@@ -45,6 +48,11 @@ class Model:
         """What `unmask evaluate --gate` found of this model's thresholds; None where it was not run."""
         return read_admissible(self.checkpoint.ref, self.checkpoint.path)
 
+    @functools.cached_property
+    def measured(self) -> Measured | None:
+        """What `unmask bench` measured of this model on this machine; None where it was not run."""
+        return read_measured(self.backbone, self.checkpoint.path)
+
     def stream(
         self, prompt: Prompt, *, raw: bool = False, provisional: bool = False, **decoding: Any
     ) -> Iterator[Event]:
@@ -62,7 +70,7 @@ class Model:
         """
         settings = self.decoding(**decoding)
         asked = [self._ask(prompt, raw, settings) for prompt in prompts]
-        answers = iter(self._engine().generate([each for each in asked if isinstance(each, Request)]))
+        answers = iter(self.engine().generate([each for each in asked if isinstance(each, Request)]))
         return [each if isinstance(each, Answer) else next(answers) for each in asked]
 
     def request(self, prompt: Prompt, *, raw: bool = False, **decoding: Any) -> Request:
@@ -73,24 +81,33 @@ class Model:
     def decoding(self, **fields: Any) -> Decoding:
         """Checked settings for this model, from fields of `Decoding`; raises for what it can serve to no prompt.
 
-        Mode auto keeps to what the model's gate admits, and warns once where that changes something.
+        Mode auto is settled (`chosen`).
         """
-        settings = self._admitted(read(Decoding, fields))
+        settings = self.chosen(read(Decoding, fields)).decoding
         self.resolved(settings)
         return settings
 
-    def _admitted(self, settings: Decoding) -> Decoding:
-        if settings.mode != "auto" or self.spec is None or self.spec.context != "block":
-            return settings
-        kept, change = admitted(settings, self.spec, self.admissible)
-        if change and change not in self.told:
-            self.told.add(change)
-            warnings.warn(change, UserWarning, stacklevel=2)
-        return kept
+    def chosen(self, settings: Decoding) -> Choice:
+        """What mode auto takes for a request with these settings, and why; warns once where the model's gate changes
+        what was asked for. Another mode stays as it is."""
+        if settings.mode != "auto" or self.spec is None:
+            return choose(settings, self.spec)
+        causal = self.spec.context == "causal"
+        choice = choose(
+            settings,
+            self.spec,
+            admissible=self.admissible if not causal or settings.max_loss is not None else None,
+            measured=self.measured if causal else None,
+            batch=self.batch_size,
+        )
+        if choice.warning and choice.warning not in self.told:
+            self.told.add(choice.warning)
+            warnings.warn(choice.warning, UserWarning, stacklevel=2)
+        return choice
 
     def resolved(self, settings: Decoding) -> Resolved:
         """What a request with these settings gets; RequestError where they contradict the model."""
-        full = resolve(self._admitted(settings), self.spec, self.checkpoint.stop_ids)
+        full = resolve(self.chosen(settings).decoding, self.spec, self.checkpoint.stop_ids)
         if any(full.stop) and self.tokenizer is None:
             raise RequestError(
                 f"stop strings need a tokenizer, {self.checkpoint.ref} has none; use stop_ids", field="stop"
@@ -113,13 +130,23 @@ class Model:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of several requests, decoded together."""
-        return self._engine().run(requests)
+        return self.engine().run(requests)
 
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
         """An engine of its own for each call, so that two streams can be read in turn."""
         return Engine(
-            self.backbone, self.spec, self.tokenizer, batch_size=self.batch_size, stop_ids=self.checkpoint.stop_ids
+            self.backbone,
+            self.spec,
+            self.tokenizer,
+            batch_size=self.batch_size,
+            stop_ids=self.checkpoint.stop_ids,
+            costs=self.costs,
         )
+
+    @property
+    def costs(self) -> Costs:
+        """What forwards cost here: as measured by `unmask bench`, else as assumed."""
+        return assumed(self.backbone) if self.measured is None else self.measured.costs
 
 
 def load(

@@ -123,7 +123,21 @@ class Decoding:
 
     mode: Mode = option(
         "auto",
-        help="ar, threshold, verified; auto: verified where the checkpoint can (ar when sampling), else threshold",
+        help="ar, threshold, verified (ar's own text, sooner); auto: the fastest that loses nothing, else threshold",
+    )
+    max_loss: float | None = option(
+        None,
+        help="mode auto may take threshold where the model's gate found that it loses at most X points",
+        check=finite_from_zero,
+        allowed="0 or a positive number",
+        metavar="X",
+    )
+    drafts: Literal["paced", "plain"] = option(
+        "paced",
+        help="mode verified: paced drafts and checks as far as it pays here; plain drafts a whole block each time",
+    )
+    prompt_lookup: bool = option(
+        True, help="mode verified: also guess what followed the last tokens earlier in prompt and answer"
     )
     rule: str = option(
         "threshold",
@@ -172,6 +186,13 @@ class Decoding:
         metavar="X",
     )
     seed: int | None = option(None, help="makes sampling repeatable, whatever else is in the batch", metavar="N")
+    logprobs: int | None = option(
+        None,
+        help="log-probability of each token, and of the N likeliest in its place (modes ar and verified)",
+        check=lambda v: 0 <= v <= 20,
+        allowed="from 0 to 20",
+        metavar="N",
+    )
     stop: tuple[str, ...] = option((), help="end the answer before this text; may be given several times", metavar="S")
     stop_ids: tuple[int, ...] | None = option(
         None, help="end tokens for this call instead of the checkpoint's", metavar="N"

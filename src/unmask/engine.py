@@ -1,26 +1,28 @@
 """The engine: requests in, events out.
 
-It keeps up to `batch_size` rows alive, each a program of `decode.MODES`, gathers what they ask of the network into
+It keeps up to `batch_size` rows alive, each a program of `modes.MODES`, gathers what they ask of the network into
 common forwards, and admits the next request as soon as a row of the cache is free.
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from unmask import decode
+from unmask import row as rows
 from unmask.config import BlockSpec
+from unmask.core.pace import Costs
 from unmask.core.propose import Proposals, propose
-from unmask.decode import MODES, Row, Step, check_prompt
 from unmask.errors import CapacityError, RequestError, UnmaskError
 from unmask.events import Answer, Committed, Event, Finished, Provisional, Request, refusal
 from unmask.model.backbone import Backbone, Cache
 from unmask.model.files import available_memory
+from unmask.modes import MODES
 from unmask.resolve import resolve
+from unmask.row import Row, Step, check_prompt
 from unmask.text import Stream
 
 
@@ -70,9 +72,10 @@ class Live:
         if self.stream is not None:
             text = self._push(self.stream, fresh)
             fresh = self.row.written[len(self.told) : self.stream.released]
+        laws = None if self.row.settings.logprobs is None else self.row.laws[len(self.told) :][: len(fresh)]
         self.told += fresh
         if fresh or text:
-            yield Committed(self.index, fresh, text)
+            yield Committed(self.index, fresh, text, laws)
 
     def _push(self, stream: Stream, tokens: list[int]) -> str:
         """The text that these tokens settle, all of it where the answer is complete."""
@@ -101,13 +104,17 @@ class Live:
             forwards_by_kind=dict(self.kinds),
             positions_computed=self.positions,
             error=error,
+            laws=None if self.row.settings.logprobs is None else self.row.laws[: len(self.told)],
+            checks=self.row.checks,
         )
 
 
 class Engine:
     """Decodes requests with `backbone` under the checkpoint's `spec`; one engine runs in one thread.
 
-    spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`.
+    spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`. costs: of forwards
+    here, for mode verified to choose by; without them it drafts and checks block by block. seconds: spent so far, by
+    the kind of forward and on proposals.
     `generate` and `run` serve a collection; a server calls `submit`, `step` and `cancel` itself and passes a
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
@@ -121,7 +128,10 @@ class Engine:
         batch_size: int = 8,
         capacity: int = 0,
         stop_ids: tuple[int, ...] = (),
+        costs: Costs | None = None,
     ) -> None:
+        self.costs = costs
+        self.seconds: dict[str, float] = defaultdict(float)
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
         self.stop_ids = stop_ids
         self.rows, self.capacity = batch_size, capacity
@@ -154,6 +164,8 @@ class Engine:
         state into one forward, but for feeds that it computes apart and, unless it is ragged, for prompts.
         """
         self._admit()
+        for live in self.live:
+            live.row.company = len(self.live)
         events: list[Event] = []
         for kind in ("prefill", "apart", "any", "checked draft", "draft", "clean"):
             group = [live for live in self.live if self._group(live.step) == kind]
@@ -245,7 +257,7 @@ class Engine:
             random.seed()
         else:
             random.manual_seed(settings.seed % 2**63)
-        return Row(prompt, settings, self.spec, random, request.provisional)
+        return Row(prompt, settings, self.spec, random, request.provisional, self.costs)
 
     def _check_memory(self, positions: int) -> None:
         """CapacityError where the buffers of a single row of so many positions exceed the memory that is free."""
@@ -305,8 +317,12 @@ class Engine:
         """One forward for the rows of `group`; each gets its proposals, and fails alone if they mean nothing."""
         assert self.cache is not None
         steps = [live.step for live in group if live.step is not None]
+        began = time.perf_counter()
         logits = self.backbone.forward(self.cache, [live.slot for live in group], [step.feed for step in steps])
+        ended = time.perf_counter()
         found, at = _propose(logits, steps, None if self.spec is None else self.spec.mask_id), 0
+        self.seconds[steps[0].kind] += ended - began
+        self.seconds["propose"] += time.perf_counter() - ended
         for live, step in zip(group, steps, strict=True):
             part, at = found.part(at, at + len(step.feed.read)), at + len(step.feed.read)
             error = None
@@ -338,7 +354,7 @@ def _bounded(group: list[Live]) -> list[list[Live]]:
     parts: list[list[Live]] = []
     total = 0
     for live in group:
-        if not parts or total + _width(live) > 2 * decode.PIECE:
+        if not parts or total + _width(live) > 2 * rows.PIECE:
             parts, total = [*parts, []], 0
         parts[-1].append(live)
         total += _width(live)
@@ -362,4 +378,5 @@ def _propose(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> Pr
         ),
         confidence=any(step.confidence for step in steps),
         entropy=any(step.entropy for step in steps),
+        likeliest=max((step.likeliest for step in steps if step.likeliest is not None), default=None),
     )

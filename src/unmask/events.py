@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from unmask.config import Decoding
 from unmask.errors import UnmaskError
+
+if TYPE_CHECKING:
+    from unmask.core.propose import Law
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,12 @@ class Answer:
         the joined tokens of the row's `Committed` events
     text: None without a tokenizer; equal to the joined texts of the row's `Committed` events
     finish_reason: stop (end token or stop string), length, or error
-    forwards: calls of the network in which the row had a query, the prefill once (`decode.PIECE`); forwards_by_kind
+    forwards: calls of the network in which the row had a query, the prefill once (`row.PIECE`); forwards_by_kind
         splits them
     positions_computed: tokens that were fed for this row
     seconds: from admission to the last token, prefill included
+    laws: per token its log-probability in nats and the likeliest tokens with theirs, where `logprobs` was asked for
+    checks: per check of mode verified where its guess came from (draft, text, rest, none), its length, what was kept
     batch_seconds: how long the whole run had been going at this row's end; times of one batch must not be added
     """
 
@@ -43,6 +49,8 @@ class Answer:
     forwards_by_kind: dict[str, int]
     positions_computed: int = 0
     error: UnmaskError | None = None
+    laws: "Sequence[Law] | None" = None
+    checks: Sequence[tuple[str, int, int]] = ()
 
 
 def refusal(error: UnmaskError, mode: str, *, prompt_tokens: int = 0, text: str | None = None) -> Answer:
@@ -54,12 +62,14 @@ def refusal(error: UnmaskError, mode: str, *, prompt_tokens: int = 0, text: str 
 class Committed:
     """Settled tokens and settled text of request `index`; text never ends inside a character or a stop string.
 
-    A token comes once all of its text is settled, so the tokens of all events are `Answer.token_ids`.
+    A token comes once all of its text is settled, so the tokens of all events are `Answer.token_ids`, and their laws
+    `Answer.laws`.
     """
 
     index: int
     token_ids: list[int]
     text: str | None
+    laws: "Sequence[Law] | None" = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """What the machine can do at best: read memory, and multiply matrices."""
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -53,3 +55,13 @@ def peak(dtype: torch.dtype) -> float:
         if n >= LARGEST or taken > SLOW:
             return best
         n *= 2
+
+
+def processor() -> str:
+    """The processor's name; Python leaves it empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

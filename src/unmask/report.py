@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unmask.journal import flat, replacement
+from unmask.limits import processor
 
 Series = Mapping[str, Sequence[tuple[Any, ...]]]
 """Name to points (x, y), or (x, y, low, high) with an interval. Where x is a text, bars are drawn."""
@@ -237,23 +238,13 @@ def _logarithmic(axes: Any, places: list[float]) -> None:
 def machine() -> dict[str, Any]:
     """What a figure was measured on."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    """The processor's name; Python leaves it empty on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -1,11 +1,8 @@
-"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open.
+"""What a request gets: its own settings, and the checkpoint's contract for all that it leaves open."""
 
-Where a gate has measured the model (`Admissible`), mode auto keeps to what passed it.
-"""
-
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from unmask.config import COLD, BlockSpec, Decoding
 from unmask.errors import RequestError
@@ -19,34 +16,6 @@ class Resolved(Decoding):
     block_size: int
     sub_block_size: int
     stop_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Admissible:
-    """Thresholds that passed the gate, those that were refused, and those that had too few items to decide.
-
-    points: the loss against mode ar that was allowed. items: how many were compared. tasks: which. made_with: versions,
-    machine and settings of the run. fingerprint: of the weights it was run on; filled in when it is written.
-    """
-
-    thresholds: tuple[float, ...]
-    refused: tuple[float, ...]
-    undecided: tuple[float, ...]
-    points: float
-    items: int
-    tasks: tuple[str, ...] = ()
-    made_with: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: str = ""
-
-    @property
-    def floor(self) -> float:
-        """The highest threshold that was refused; -1 where none was."""
-        return max(self.refused, default=-1.0)
-
-    @property
-    def lowest(self) -> float | None:
-        """The lowest threshold that passed and above which none was refused; None where there is none."""
-        return min((threshold for threshold in self.thresholds if threshold > self.floor), default=None)
 
 
 def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:
@@ -66,30 +35,6 @@ def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] 
         "stop_ids": declared if wanted.stop_ids is None else wanted.stop_ids,
     }
     return Resolved(**{f.name: getattr(wanted, f.name) for f in fields(Decoding)} | open_)
-
-
-def admitted(wanted: Decoding, spec: BlockSpec | None, record: Admissible | None) -> tuple[Decoding, str]:
-    """The settings that mode auto may use under the model's gate, and what was changed and why, in one line.
-
-    Only where auto takes mode threshold with rule threshold: a threshold below the lowest admissible one is raised to
-    it; where none is admissible, mode ar is taken. Anything else, and a model without a record, stays as it is ("").
-    """
-    if record is None or spec is None or wanted.mode != "auto" or _mode(wanted, spec) != "threshold":
-        return wanted, ""
-    rule, threshold = wanted.rule_parameter()
-    if rule != "threshold" or threshold is None:
-        return wanted, ""
-    if record.lowest is None:
-        why = f"no threshold kept within {record.points:g} points of mode ar when the model was evaluated"
-        if open_ := " or ".join(f"{each:g}" for each in record.undecided if each > record.floor):
-            why = f"{record.items} items were too few to tell whether threshold {open_} keeps within {record.points:g} "
-            why += "points of mode ar"
-        return replace(wanted, mode="ar"), f"mode auto takes ar: {why}; --mode threshold overrides"
-    if threshold >= record.lowest:
-        return wanted, ""
-    why = f"the lowest that kept within {record.points:g} points of mode ar when the model was evaluated"
-    raised = replace(wanted, rule="threshold", threshold=record.lowest)
-    return raised, f"threshold {threshold:g} is raised to {record.lowest:g}, {why}; --mode threshold overrides"
 
 
 def _sizes(wanted: Decoding, spec: BlockSpec) -> tuple[int, int]:
@@ -129,9 +74,7 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
     if spec is None:
         return "ar"
     if wanted.mode == "auto":
-        if spec.context == "block":
-            return "threshold"
-        return "verified" if wanted.temperature == 0 else "ar"  # sampled text is the model's own law too
+        return "verified" if spec.context == "causal" else "threshold" if wanted.logprobs is None else "ar"
     if wanted.mode == "verified" and spec.context != "causal":
         raise RequestError(
             f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "
@@ -139,13 +82,12 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
             field="mode",
             value="verified",
         )
-    if wanted.mode == "verified" and wanted.temperature > 0:
+    if wanted.mode == "threshold" and wanted.logprobs is not None:
         raise RequestError(
-            f"mode verified is greedy but temperature is {wanted.temperature}; "
-            "use temperature 0, or mode threshold or ar",
-            field="temperature",
-            value=wanted.temperature,
-            limit=0,
+            f"logprobs is {wanted.logprobs}, but mode threshold writes by no law of left to right; "
+            f"use mode ar{' or verified' if spec.context == 'causal' else ''}",
+            field="logprobs",
+            value=wanted.logprobs,
         )
     return wanted.mode
 
@@ -153,6 +95,10 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
 def ineffective(given: Collection[str], settings: Resolved) -> dict[str, str]:
     """Which of the settings that were `given` change nothing here: name to what makes them so ("at temperature 0")."""
     found: dict[str, str] = {}
+    if settings.mode != "verified":
+        found |= dict.fromkeys(("drafts", "prompt_lookup"), f"in mode {settings.mode}")
+    elif settings.drafts == "plain":
+        found["prompt_lookup"] = "with drafts plain"
     if settings.mode != "threshold":
         drafting = ("rule", "threshold", "sub_block_size", "sub_block_cache", "schedule")
         names = drafting if settings.mode == "verified" else (*drafting, "block_size")

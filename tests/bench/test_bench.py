@@ -28,6 +28,7 @@ def causal(tmp_path_factory):
 
 
 def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(footprint, "first_token", lambda ref, dtype: 1.0)
     monkeypatch.setattr(footprint, "memory", lambda ref, dtype: {"peak": 3.0, "minimum": 2.0})
     words = ["bench", "--model", str(causal), "--out", str(tmp_path / "out"), "--rounds", "1", "--batch", "1,16"]
@@ -41,21 +42,28 @@ def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     expected |= {f"{mode}_vs_ar_{name}" for mode in ("threshold", "verified") for name in WORKLOADS}
     expected |= {f"{mode}_tokens_per_forward_{name}" for mode in ("threshold", "verified") for name in WORKLOADS}
     expected |= {f"verified_tokens_per_pair_{name}" for name in WORKLOADS}
+    expected |= {"verified_plain_vs_ar_batch1", "verified_vs_ar_unguessable", "check_6_cost", "draft_6_cost"}
+    expected |= {f"acceptance_{name}_slot1" for name in WORKLOADS}
     expected |= {"ar_vs_transformers_batch1", "ar_batch16_vs_batch1", "memory_vs_minimum", "first_token_seconds"}
     expected |= {f"{mode}_forward_cost_batch{n}" for mode in ("threshold", "verified") for n in (1, 16)}
     expected |= {f"threshold_{t}_{s}_vs_ar_batch1" for t in (0.5, 0.9) for s in ("reference", "fused")}
     expected |= {f"memory_vs_minimum_{kind}" for kind in ("fp32", "bf16", "int8")}
     expected |= {"int8_vs_bf16", "int8_loss", "bf16_loss", "fp32_loss"}
     expected |= {"bandwidth", "peak_fp32", "context_ms_per_1000", "verified_native_vs_universal"}
-    assert expected <= set(figures) and all(value > 0 for name, value in figures.items() if "context" not in name)
+    assert expected <= set(figures) and all(
+        value > 0 for name, value in figures.items() if "context" not in name and "acceptance" not in name
+    )
     assert figures["memory_vs_minimum"] == 1.5 and figures["ar_vs_ar_batch16"] == 1.0
     assert {"processor", "threads", "torch"} <= set(report["machine"])
     assert report["settings"]["batch"] == "1,16" and report["finished"] is True
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<svg") == 5 and page.count("<table") == 9 and "http://www.w3.org" in page
+    assert page.count("<svg") == 9 and page.count("<table") == 11 and "http://www.w3.org" in page
     assert "src=" not in page and "<link" not in page and "<script" not in page
     assert "| positions | unmask ms |" in (tmp_path / "out" / "report.md").read_text()
     assert "wrote" in capsys.readouterr().out
+    measured = unmask.load(causal).measured
+    assert measured.rates["verified"].keys() == measured.rates["threshold 0.5"].keys() == {1, 16}
+    assert measured.costs.clean[0][0] == 1 and measured.costs.draft[0][0] == 2
 
 
 @pytest.mark.parametrize(

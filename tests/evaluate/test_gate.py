@@ -11,6 +11,7 @@ from made_outcomes import contender, scored
 from tiny import MASK, byte_tokenizer, tiny_model
 
 import unmask
+from unmask.auto import Admissible, choose
 from unmask.config import BlockSpec, Decoding
 from unmask.errors import CheckpointError, ConfigError
 from unmask.evaluate import gate as gates
@@ -18,7 +19,6 @@ from unmask.evaluate.gate import admissible, gate, gate_section, held, store
 from unmask.model import admissible as files
 from unmask.model.admissible import fingerprint, read_admissible, write_admissible
 from unmask.model.checkpoint import save_full
-from unmask.resolve import Admissible, admitted
 
 AR, THRESHOLD, VERIFIED = contender("ar"), contender("threshold"), contender("verified")
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, context="block")
@@ -168,38 +168,42 @@ def test_nothing_below_a_refused_threshold_is_admissible(thresholds, refused, lo
 
 
 def test_auto_raises_a_threshold_to_the_lowest_admissible():
-    kept, why = admitted(Decoding(threshold=0.5), BLOCK, record((0.8, 0.9), (0.5,)))
-    assert kept == Decoding(threshold=0.8) and why.startswith("threshold 0.5 is raised to 0.8, ")
-    assert admitted(Decoding(rule="threshold:0.5"), BLOCK, record((0.8,)))[0] == Decoding(threshold=0.8)
+    found = choose(Decoding(threshold=0.5), BLOCK, admissible=record((0.8, 0.9), (0.5,)))
+    assert found.decoding == Decoding(mode="threshold", threshold=0.8)
+    assert found.warning.startswith("threshold 0.5 is raised to 0.8, ")
+    found = choose(Decoding(rule="threshold:0.5"), BLOCK, admissible=record((0.8,)))
+    assert found.decoding == Decoding(mode="threshold", threshold=0.8)
 
 
 def test_auto_takes_ar_where_no_threshold_is_admissible():
-    kept, why = admitted(Decoding(), BLOCK, record((), (0.9,)))
-    assert kept == Decoding(mode="ar") and why.startswith("mode auto takes ar: no threshold kept within 1 points")
+    found = choose(Decoding(), BLOCK, admissible=record((), (0.9,)))
+    assert found.decoding == Decoding(mode="ar")
+    assert found.warning.startswith("mode auto takes ar: no threshold kept within 1 points")
 
 
 def test_too_few_items_are_not_told_as_a_loss():
-    _, why = admitted(Decoding(), BLOCK, record(refused=(0.5,), undecided=(0.4, 0.8, 0.9)))
-    assert why == (
+    found = choose(Decoding(), BLOCK, admissible=record(refused=(0.5,), undecided=(0.4, 0.8, 0.9)))
+    assert found.warning == (
         "mode auto takes ar: 500 items were too few to tell whether threshold 0.8 or 0.9 keeps within 1 points of mode "
         "ar; --mode threshold overrides"
     )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "spec", "gated"),
+    ("wanted", "spec", "gated", "mode"),
     [
-        (Decoding(threshold=0.9), BLOCK, record((0.8,))),
-        (Decoding(threshold=0.5), BLOCK, None),
-        (Decoding(mode="threshold", threshold=0.5), BLOCK, record((0.8,))),
-        (Decoding(mode="threshold", threshold=0.5), BLOCK, record()),
-        (Decoding(rule="factor:1"), BLOCK, record((0.8,))),
-        (Decoding(threshold=0.5), CAUSAL, record()),
-        (Decoding(threshold=0.5), None, record()),
+        (Decoding(threshold=0.9), BLOCK, record((0.8,)), "threshold"),
+        (Decoding(threshold=0.5), BLOCK, None, "threshold"),
+        (Decoding(mode="threshold", threshold=0.5), BLOCK, record((0.8,)), "threshold"),
+        (Decoding(mode="threshold", threshold=0.5), BLOCK, record(), "threshold"),
+        (Decoding(rule="factor:1"), BLOCK, record((0.8,)), "threshold"),
+        (Decoding(threshold=0.5), CAUSAL, record(), "verified"),
+        (Decoding(threshold=0.5), None, record(), "ar"),
     ],
 )
-def test_all_else_stays_as_it_is(wanted, spec, gated):
-    assert admitted(wanted, spec, gated) == (wanted, "")
+def test_all_else_stays_as_it_is(wanted, spec, gated, mode):
+    found = choose(wanted, spec, admissible=gated)
+    assert found.decoding == replace(wanted, mode=mode) and found.warning == ""
 
 
 @pytest.fixture

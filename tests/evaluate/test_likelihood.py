@@ -8,7 +8,7 @@ import torch
 from scoring import Recorder, chain_rule, complain, every_order, loaded, scores, values
 from tiny import END, MASK, VOCAB, byte_tokenizer, low_rank, native, on_gpu, tiny_model
 
-from unmask import decode
+from unmask import row as row_module
 from unmask.config import BlockSpec
 from unmask.core.noise import seeded
 from unmask.errors import ConfigError, RequestError
@@ -74,7 +74,7 @@ def test_long_inputs_go_in_pieces(model, monkeypatch):
         for context in CONTEXTS:
             whole = values(loaded(model, spec(context)), pairs, mode=mode)
             with monkeypatch.context() as patch:
-                patch.setattr(decode, "PIECE", 16)
+                patch.setattr(row_module, "PIECE", 16)
                 patch.setattr(terms, "READS", 5)
                 recorder = Recorder(UniversalBackbone(model, mask_id=MASK))
                 pieces = values(loaded(model, spec(context), backbone=recorder), pairs, mode=mode)
@@ -254,7 +254,7 @@ def test_o7_03_no_score_sees_its_target(model, context, mode, size, part):
 @pytest.mark.parametrize("context, mode", LEAKS)
 def test_o7_03_a_score_that_does_is_found_out(model, context, mode, monkeypatch):
     """The control: a draft that shows a slot that it is asked for, and a causal feed that looks one token ahead."""
-    draft, causal = terms.draft, decode.Row.causal
+    draft, causal = terms.draft, row_module.Row.causal
 
     def shows(row, start, hidden, wanted):
         return draft(row, start, [slot for slot in hidden if slot != wanted[-1]], wanted)
@@ -264,7 +264,7 @@ def test_o7_03_a_score_that_does_is_found_out(model, context, mode, monkeypatch)
         step.feed.ends[:-1] = step.feed.ends[1:]
         return step
 
-    monkeypatch.setattr(*((terms, "draft", shows) if mode == "threshold" else (decode.Row, "causal", ahead)))
+    monkeypatch.setattr(*((terms, "draft", shows) if mode == "threshold" else (row_module.Row, "causal", ahead)))
     with pytest.raises(AssertionError, match=r"\(\(\d+, \d+, \("):
         check_nothing_leaks(model, spec(context), mode)
 

@@ -2,12 +2,14 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from unmask.api import Model
 from unmask.bench.clock import in_turn
+from unmask.engine import Engine
 from unmask.errors import RequestError
 from unmask.events import Answer
 from unmask.model.peer import Peer
@@ -21,14 +23,27 @@ def prompts_of(workload: str) -> list[str]:
     return [row["prompt"] for row in map(json.loads, lines) if row["kind"] == workload]
 
 
+PLAIN = "verified, plain"
+"""Mode verified that drafts and checks block by block, for reference."""
+
+
 def by_mode(model: Model, modes: list[str], workloads: list[str], batches: list[int], limit: int) -> list[Row]:
     """Per workload, batch size and mode: tokens, seconds and forwards of the answers to the same prompts.
 
     There are four prompts, or one batch if that is more; modes take turns batch by batch. Prompt tokens and end tokens
-    do not count; the time of prompts does.
+    do not count; the time of prompts does. Beside mode verified stands `PLAIN`.
     """
-    settings = [{"mode": mode, "max_new_tokens": limit} for mode in modes]
-    return [row for batch in batches for workload in workloads for row in _in_turn([model], workload, batch, settings)]
+    settings: list[Row] = [{"mode": mode, "max_new_tokens": limit} for mode in modes]
+    if "verified" in modes:
+        settings.append({"mode": "verified", "drafts": "plain", "max_new_tokens": limit})
+    rows = [row for batch in batches for workload in workloads for row in _in_turn([model], workload, batch, settings)]
+    return [{**row, "mode": PLAIN} if row.get("drafts") == "plain" else row for row in rows]
+
+
+def unguessable(model: Model, limit: int) -> list[Row]:
+    """Modes ar and verified at batch 1 on text that no draft can guess: sampled at temperature 2."""
+    hot = {"temperature": 2.0, "seed": 0, "max_new_tokens": limit}
+    return _in_turn([model], "chat", 1, [{"mode": mode, **hot} for mode in ("ar", "verified")])
 
 
 def by_threshold(model: Model, thresholds: list[float], batches: list[int], limit: int) -> list[Row]:
@@ -54,7 +69,7 @@ def _in_turn(models: list[Model], workload: str, batch: int, settings: list[Row]
     """A row per model and settings; they take turns batch by batch, each having answered one prompt before."""
     rows = [
         {**each, "workload": workload, "batch": batch, "tokens": 0, "seconds": 0.0, "forwards": 0, "checks": 0}
-        | {"texts": []}
+        | {"texts": [], "guesses": [], "spent": Counter()}
         for _ in models
         for each in settings
     ]
@@ -65,18 +80,21 @@ def _in_turn(models: list[Model], workload: str, batch: int, settings: list[Row]
         model.generate(prompts[:1], **each | {"max_new_tokens": 4})
     for start in range(0, len(prompts), batch):
         for row, (model, each) in zip(rows, pairs, strict=True):
-            answers = answered(model, prompts[start : start + batch], **each)
+            engine = model.engine()
+            answers = answered(model, prompts[start : start + batch], engine, **each)
             row["tokens"] += sum(a.completion_tokens for a in answers)
             row["seconds"] += answers[0].batch_seconds or 0.0
             row["forwards"] += sum(a.forwards for a in answers)
             row["checks"] += sum(a.forwards_by_kind.get("check", 0) for a in answers)
             row["texts"] += [a.token_ids for a in answers]
+            row["guesses"] += [guess for a in answers for guess in a.checks]
+            row["spent"].update(engine.seconds)
     return rows
 
 
-def answered(model: Model, prompts: Sequence[Any], **decoding: Any) -> list[Answer]:
+def answered(model: Model, prompts: Sequence[Any], engine: Engine | None = None, **decoding: Any) -> list[Answer]:
     """The answers; a prompt that cannot be answered ends the measurement with its error."""
-    answers = model.generate(prompts, **decoding)
+    answers = (engine or model.engine()).generate([model.request(prompt, **decoding) for prompt in prompts])
     for answer in answers:
         if answer.error is not None:
             raise RequestError(f"a prompt of the benchmark cannot be answered: {answer.error}")

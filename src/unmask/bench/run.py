@@ -1,21 +1,27 @@
 """`unmask bench`: sections one after the other, into one report."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import torch
 
 from unmask.api import Model, load
-from unmask.bench import answers, footprint, forwards, sections, training, types
+from unmask.auto import Measured
+from unmask.bench import answers, footprint, forwards, pacing, sections, training, types
 from unmask.bench.clock import in_turn
+from unmask.bench.guesses import gain_of, guesses_section, rates_of
 from unmask.bench.settings import Bench
 from unmask.errors import ConfigError, UnsupportedModelError
 from unmask.limits import measure_limits
 from unmask.model.native.panels import KINDS
 from unmask.model.peer import Peer
+from unmask.model.speed import write_measured
 from unmask.report import Report, Section, machine
 
 Say = Callable[[str], None]
+TODAY = date.today().isoformat()
 
 
 def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say: Say = print) -> Report:
@@ -130,11 +136,29 @@ def _answers(model: Model, peer: Peer | None, settings: Bench, against: list[str
         say(f"mode ar beside {name} …")
         kind = peer.kind if peer is not None and name == "transformers" else "its file's type"
         yield sections.peer_section(name, kind, *answers.beside(model, other, prompts, limit))
+    yield from _by_mode(model, settings, say)
+
+
+def _by_mode(model: Model, settings: Bench, say: Say) -> Iterator[Section]:
+    """The modes beside each other; mode verified then chooses by what was just measured, here and from now on."""
+    modes, batches, limit = _modes(model, settings), settings.numbers("batch"), settings.max_new_tokens
+    costs = None
+    if model.spec is not None:
+        say("the cost of a step …")
+        costs = pacing.forward_costs(model.backbone, model.spec, settings.prefix, settings.rounds, model.costs.gain)
+        model.measured = Measured(costs, {}, TODAY)
+        yield sections.costs_section(costs)
     say("answers by mode, batch size and workload …")
-    rows = answers.by_mode(model, _modes(model, settings), workloads, settings.numbers("batch"), limit)
+    rows = answers.by_mode(model, modes, settings.names("workload"), batches, limit)
     yield sections.modes_section(rows)
-    if "threshold" in settings.names("modes") and model.spec is not None:
+    if "verified" in modes:
+        yield guesses_section(rows, answers.unguessable(model, limit))
+    thresholds: list[answers.Row] = []
+    if "threshold" in modes:
         say("mode threshold by threshold and schedule …")
-        thresholds = settings.shares("thresholds")
-        rows = answers.by_threshold(model, thresholds, settings.numbers("batch"), limit)
-        yield sections.threshold_section(rows)
+        thresholds = answers.by_threshold(model, settings.shares("thresholds"), batches, limit)
+        yield sections.threshold_section(thresholds)
+    if costs is not None and not settings.quick:
+        found = Measured(replace(costs, gain=gain_of(rows, costs.gain)), rates_of(rows, thresholds), TODAY)
+        model.measured = found
+        say(f"mode auto goes by {write_measured(found, model.backbone, model.checkpoint.path)} from now on")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from unmask.bench.answers import Row, compared, equal_texts, rate, ratio
+from unmask.bench.answers import PLAIN, Row, compared, equal_texts, rate, ratio
+from unmask.core.pace import Costs
 from unmask.limits import Limits
 from unmask.report import Section
 
@@ -74,7 +75,7 @@ def modes_section(rows: list[Row]) -> Section:
     )
     for row in rows:
         which = {"workload": row["workload"], "batch": row["batch"]}
-        pair = row["tokens"] / row["checks"] if row["checks"] else None
+        pair = row["tokens"] / row["checks"] if row["mode"] == PLAIN and row["checks"] else None
         cells = [*compared(rows, mode=row["mode"], **which), pair]
         section.row(row["workload"], row["batch"], row["mode"], *cells)
     modes, batches = (list(dict.fromkeys(row[key] for row in rows)) for key in ("mode", "batch"))
@@ -84,21 +85,38 @@ def modes_section(rows: list[Row]) -> Section:
     return section
 
 
+def costs_section(costs: Costs) -> Section:
+    section = Section(
+        "What a step costs, by positions",
+        "Median milliseconds of a check and of a draft over so many positions, proposals included: what mode verified "
+        "chooses by.",
+        ("positions", "check ms", "draft ms"),
+    )
+    clean, draft = dict(costs.clean), dict(costs.draft)
+    for n in sorted(clean):
+        section.row(n, 1e3 * clean[n], 1e3 * draft[n] if n in draft else None)
+    single = clean[min(clean)]
+    section.figures = {"check_6_cost": clean[6] / single, "draft_6_cost": draft[6] / single}
+    section.plot("positions", ("check ms", "draft ms"))
+    return section
+
+
 def modes_figures(rows: list[Row], modes: list[str], batches: list[int]) -> dict[str, float]:
     """Figures by batch size over all workloads, and by workload at the smallest batch size."""
     found: dict[str, float | None] = {}
     for mode in modes:
+        name = "verified_plain" if mode == PLAIN else mode
         for batch in batches:
             own, times, _, cost = compared(rows, mode=mode, batch=batch)
-            found[f"{mode}_tokens_per_second_batch{batch}"] = own or 0.0
-            found |= {f"{mode}_vs_ar_batch{batch}": times, f"{mode}_forward_cost_batch{batch}": cost}
-        lost = (batch for batch in batches if (found[f"{mode}_vs_ar_batch{batch}"] or 1) < 1)
-        found[f"ar_wins_over_{mode}_from_batch"] = next(lost, None)
+            found[f"{name}_tokens_per_second_batch{batch}"] = own or 0.0
+            found |= {f"{name}_vs_ar_batch{batch}": times, f"{name}_forward_cost_batch{batch}": cost}
+        lost = (batch for batch in batches if (found[f"{name}_vs_ar_batch{batch}"] or 1) < 1)
+        found[f"ar_wins_over_{name}_from_batch"] = next(lost, None)
         for workload in dict.fromkeys(row["workload"] for row in rows):
             which = {"mode": mode, "workload": workload, "batch": batches[0]}
             _, times, per_forward, _ = compared(rows, **which)
-            found |= {f"{mode}_vs_ar_{workload}": times, f"{mode}_tokens_per_forward_{workload}": per_forward or 0.0}
-            if mode == "verified":
+            found |= {f"{name}_vs_ar_{workload}": times, f"{name}_tokens_per_forward_{workload}": per_forward or 0.0}
+            if mode == PLAIN:
                 found[f"verified_tokens_per_pair_{workload}"] = ratio(rows, "tokens", "checks", **which) or 0.0
     first, last = (rate(rows, mode="ar", batch=batch) for batch in (batches[0], batches[-1]))
     if first and last and len(batches) > 1:

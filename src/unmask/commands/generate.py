@@ -49,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
     read(Decoding, chosen, flags=chosen)
     prompts = _prompts(args)
     model = load_model(args)
-    _check_settings(model, chosen)
+    why = _check_settings(model, chosen)
     requests = [_request(model, prompt, args.raw, chosen) for prompt in prompts]
     alone = len(prompts) == 1 and not args.json
     with _progress(len(prompts)) as advance:
         answers = _print_answers(model.run(requests), prompts, alone=alone, as_json=args.json, advance=advance)
     if not args.json:
-        print(_figures(answers), file=sys.stderr)
+        print(_figures(answers, why), file=sys.stderr)
     return 0
 
 
@@ -71,15 +71,19 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts_from_stdin()
 
 
-def _check_settings(model: Any, chosen: dict[str, Any]) -> None:
-    """Refuse settings that no prompt can be answered with on this model; warn of those that change nothing."""
+def _check_settings(model: Any, chosen: dict[str, Any]) -> str:
+    """Refuse settings that no prompt can be answered with on this model; warn of those that change nothing. Returns
+    why mode auto chose as it did, "" for another mode."""
     try:
-        settings = model.resolved(read(Decoding, chosen))
+        wanted = read(Decoding, chosen)
+        settings = model.resolved(wanted)
     except UnmaskError as e:
         raise _placed(e, Prompt("", "")) from None
-    for name, why in ineffective(chosen, settings).items():
+    for name, reason in ineffective(chosen, settings).items():
         flag = flag_of(name if chosen[name] is not False else f"no_{name}")
-        print(f"warning: {flag} has no effect {why}", file=sys.stderr)
+        print(f"warning: {flag} has no effect {reason}", file=sys.stderr)
+    why: str = model.chosen(wanted).why
+    return why
 
 
 def _request(model: Any, prompt: Prompt, raw: bool, decoding: dict[str, Any]) -> Any:
@@ -129,9 +133,16 @@ def _printed(events: Iterator[Any], prompts: list[Prompt], *, alone: bool, as_js
 
 
 def _object(answer: Any, batch: int) -> dict[str, Any]:
-    """The contract's keys; `batch_seconds` only where several answers share the time."""
+    """The contract's keys; logprobs where asked for; `batch_seconds` only where several answers share the time."""
     row = {key: getattr(answer, key) for key in KEYS}
+    if answer.laws is not None:
+        row["logprobs"] = [_law(token, *law) for token, law in zip(answer.token_ids, answer.laws, strict=True)]
     return row | {"batch_seconds": answer.batch_seconds} if batch > 1 else row
+
+
+def _law(token: int, logprob: float, likeliest: Any) -> dict[str, Any]:
+    named = [{"token_id": each, "logprob": value} for each, value in likeliest]
+    return {"token_id": token, "logprob": logprob, "likeliest": named}
 
 
 def _plain(answer: Any, number: int, alone: bool) -> str:
@@ -149,12 +160,12 @@ def _placed(error: UnmaskError, prompt: Prompt) -> UnmaskError:
     return type(error)(f"{prompt.where}: {text}" if prompt.where else text)
 
 
-def _figures(answers: list[Any]) -> str:
+def _figures(answers: list[Any], why: str) -> str:
     tokens, forwards = sum(a.completion_tokens for a in answers), sum(a.forwards for a in answers)
     seconds = max(a.batch_seconds for a in answers)
     return (
         f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, {forwards} forwards, "
-        f"{tokens / max(forwards, 1):.2f} tokens per forward, mode {answers[0].mode}"
+        f"{tokens / max(forwards, 1):.2f} tokens per forward, mode {answers[0].mode}" + (f" ({why})" if why else "")
     )
 
 

@@ -1,12 +1,15 @@
 """From logits to tokens: the only place where that happens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 CHUNK = 256
+
+Law = tuple[float, tuple[tuple[int, float], ...]]
+"""A token's log-probability, and the likeliest tokens with theirs, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +20,27 @@ class Proposals:
     finite: Bool[slot], False where the logits hold NaN or +inf and the proposal means nothing
     confidence: Float[slot], probability of the token under the law it was drawn from; None when not asked for
     entropy: Float[slot] in nats of that law before top-p; None when not asked for
+    logprob: Float[slot], the token's log-probability under the network's own law, whatever the temperature; likeliest
+        and their logprobs: Long and Float[slot, k], the k likeliest tokens of that law; None when not asked for
     """
 
     tokens: Tensor
     finite: Tensor
     confidence: Tensor | None = None
     entropy: Tensor | None = None
+    logprob: Tensor | None = None
+    likeliest: Tensor | None = None
+    logprobs: Tensor | None = None
 
     def part(self, start: int, stop: int) -> "Proposals":
         """The proposals of the slots start … stop - 1."""
         return Proposals(*(None if v is None else v[start:stop] for v in vars(self).values()))  # type: ignore[arg-type]
+
+    def law(self, slot: int, most: int) -> Law:
+        """A slot's log-probability and its `most` likeliest tokens."""
+        assert self.logprob is not None and self.likeliest is not None and self.logprobs is not None
+        ids, values = self.likeliest[slot, :most].tolist(), self.logprobs[slot, :most].tolist()
+        return float(self.logprob[slot]), tuple(zip(ids, values, strict=True))
 
 
 def propose(
@@ -38,6 +52,7 @@ def propose(
     *,
     confidence: bool = True,
     entropy: bool = False,
+    likeliest: int | None = None,
 ) -> Proposals:
     """Propose one token per slot from logits [slot, vocab]; temperature, top_p and uniform are Float[slot] on the CPU.
 
@@ -45,7 +60,8 @@ def propose(
     of an adapter whose base has no unused id), bans nothing. A slot at temperature 0 gets its argmax and the plain
     softmax; above 0 the token is drawn from softmax(logits / temperature) cut to the top-p set (Fast-dLLM v2,
     `sample_with_top_p`), by the inverse of its distribution function at the slot's own `uniform` in [0, 1). So a slot's
-    token depends on nothing but its own logits and number.
+    token depends on nothing but its own logits and number. likeliest: how many tokens to name beside the proposed one,
+    with log-probabilities of the plain softmax.
     """
     n, vocab = logits.shape
     allowed = functional.pad(logits.float(), (0, -vocab % CHUNK), value=-torch.inf)
@@ -53,8 +69,9 @@ def propose(
         allowed[:, mask_id] = -torch.inf
     peak, tokens = _largest(allowed)
     drawn = torch.nonzero(temperature > 0).flatten()
-    if not (confidence or entropy or len(drawn)):
+    if not (confidence or entropy or len(drawn) or likeliest is not None):
         return Proposals(tokens.cpu(), peak.isfinite().cpu())
+    plain = None if likeliest is None else allowed.log_softmax(dim=-1)
     at = drawn.to(logits.device)
     if len(drawn):
         allowed[at] = (allowed[at] - peak[at].unsqueeze(-1)) / temperature[drawn].to(allowed).unsqueeze(-1)
@@ -63,7 +80,15 @@ def propose(
     if len(drawn):
         tokens[at], chance[at] = _draw(probability[at], top_p[drawn].to(allowed), uniform[drawn].to(allowed))
     surprise = torch.special.entr(probability).sum(dim=-1).cpu() if entropy else None
-    return Proposals(tokens.cpu(), peak.isfinite().cpu(), chance.cpu() if confidence else None, surprise)
+    found = Proposals(tokens.cpu(), peak.isfinite().cpu(), chance.cpu() if confidence else None, surprise)
+    return found if plain is None else _with_laws(found, plain, likeliest or 0)
+
+
+def _with_laws(found: Proposals, plain: Tensor, k: int) -> Proposals:
+    """The proposals with what `plain` [slot, vocab] has as log-probabilities."""
+    values, ids = plain.topk(k)
+    logprob = plain.gather(-1, found.tokens.to(plain.device).unsqueeze(-1)).squeeze(-1)
+    return replace(found, logprob=logprob.cpu(), likeliest=ids.cpu(), logprobs=values.cpu())
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:

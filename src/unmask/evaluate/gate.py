@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from unmask.auto import Admissible
 from unmask.config import Decoding
 from unmask.errors import CheckpointError, ConfigError
 from unmask.evaluate.outcomes import Contender, Outcome
@@ -19,7 +20,6 @@ from unmask.evaluate.tables import labels, points
 from unmask.model.admissible import read_admissible, write_admissible
 from unmask.model.sources import Say, say_on_stderr
 from unmask.report import Section
-from unmask.resolve import Admissible
 
 NOT_HELD = 3
 """Exit code of the command where the gate is not held: nobody's mistake, so neither 1 nor 2."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask import decode
+from unmask import row
 from unmask.core.propose import propose
 from unmask.errors import RequestError
 from unmask.evaluate.terms import READS, Ask, Lane, Program, Said, Score
@@ -146,7 +146,7 @@ def _together(works: list[Work], backbone: Backbone) -> list[list[Work]]:
                 continue
             width, more = _width(work), len(work.ask.targets)
             padded = 0 if backbone.ragged or len(parts) == key else (len(parts[-1]) + 1) * width
-            fits = total + width <= 2 * decode.PIECE and reads + more <= 2 * READS and padded <= 2 * (total + width)
+            fits = total + width <= 2 * row.PIECE and reads + more <= 2 * READS and padded <= 2 * (total + width)
             if len(parts) == key or not fits:
                 parts, total, reads = [*parts, []], 0, 0
             parts[-1].append(work)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unmask.api import Model
-from unmask.decode import Row, check_prompt
 from unmask.errors import CapacityError, ConfigError, RequestError
 from unmask.evaluate.lanes import Lanes, Text
 from unmask.evaluate.pairs import Pair, prefix_token, windows
@@ -18,6 +17,7 @@ from unmask.model.backbone import Backbone
 from unmask.model.files import available_memory
 from unmask.model.sources import Say, say_on_stderr
 from unmask.resolve import Resolved
+from unmask.row import Row, check_prompt
 
 SAMPLES = 4
 """Estimates drawn per part of a block, where not asked otherwise. Parts of up to four slots are then exact."""

@@ -23,10 +23,10 @@ from statistics import mean, stdev
 
 import torch
 
-from unmask import decode
+from unmask import row as rows
 from unmask.core.noise import seeded
-from unmask.decode import Block, Row
 from unmask.model.backbone import Feed
+from unmask.row import Block, Row, Step
 
 READS = 256
 """Positions of which one row reads logits in one forward: a whole vocabulary of numbers each."""
@@ -162,7 +162,7 @@ def draft(row: Row, start: int, hidden: Sequence[int], wanted: Sequence[int]) ->
 
 
 def committed(
-    row: Row, lane: Lane, stop: int, reads: Sequence[int], step: Callable[..., decode.Step], unit: int
+    row: Row, lane: Lane, stop: int, reads: Sequence[int], step: Callable[..., Step], unit: int
 ) -> Generator[Ask, Said, Said]:
     """Commit the row's tokens up to `stop`; what is said at the positions `reads` of the tokens behind them.
 
@@ -173,7 +173,7 @@ def committed(
     start = min(_shared(lane.held, tokens[:stop]), *reads[:1], stop) // unit * unit
     del lane.held[start:]
     while start < stop:
-        end = min(start + max(decode.PIECE // unit, 1) * unit, stop)
+        end = min(start + max(rows.PIECE // unit, 1) * unit, stop)
         inside = [at for at in reads if start <= at < end]
         if len(inside) > READS:
             inside = inside[:READS]

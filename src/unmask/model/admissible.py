@@ -11,10 +11,10 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from unmask.auto import Admissible
 from unmask.errors import CheckpointError
 from unmask.model.files import read_json
 from unmask.model.sources import DEMO, home
-from unmask.resolve import Admissible
 
 NAME = "admissible.json"
 STRETCH, STRETCHES = 2**16, 64

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from unmask.core.noise import seeded
 from unmask.data import encode
-from unmask.decode import check_prompt
 from unmask.errors import DataError, RequestError
 from unmask.model.checkpoint import Checkpoint
+from unmask.row import check_prompt
 from unmask.synthesize.overlap import Overlap
 from unmask.text import render
 
