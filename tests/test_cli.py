@@ -314,6 +314,16 @@ def test_a_checkpoint_without_mask_id_and_tokenizer_says_what_to_give(cli):
     fails(cli("generate", "--model", GOLDEN / "tiny_tied", "--mask-id", 511, "--prompt", "a"), "no tokenizer")
 
 
+def test_a_setting_in_a_line_is_warned_of_once(cli, causal, tmp_path):
+    file = tmp_path / "p.jsonl"
+    rows = [{"prompt": "a", "id": 3, "max_new_tokens": 2}, {"prompt": "b", "seed": 1}, {"prompt": "c", "seed": 2}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = cli("generate", "--model", causal, "--prompts", file, "--max-new-tokens", 3, "--json")
+    assert code == 0 and len(out.splitlines()) == 3
+    assert f"warning: {file}, line 1: max_new_tokens in a line has no effect; --max-new-tokens holds for all" in err
+    assert err.count("seed in a line") == 1 and "line 2: seed" in err and "id in a line" not in err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

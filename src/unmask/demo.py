@@ -17,6 +17,7 @@ from typing import Any
 from unmask.api import Model, load
 from unmask.errors import CheckpointError, ConfigError
 from unmask.events import Answer
+from unmask.limits import busy
 from unmask.model.peer import Peer
 from unmask.report import machine
 from unmask.text import repeated_4grams
@@ -65,6 +66,8 @@ def main(
 ) -> int:
     """Answer the demo's prompts in every mode, print answers and figures, and write them to `json_file`."""
     prompts = [json.loads(line) for line in (files("unmask") / "assets/demo_prompts.jsonl").read_text().splitlines()]
+    if (note := busy()) is not None:
+        say(note)
     began = time.perf_counter()
     loaded = load(model, dtype="fp32", batch_size=1)
     peer = Peer(model, dtype="fp32")
@@ -122,8 +125,8 @@ def _side_by_side(item: Answered) -> str:
         yields = f"{answer.completion_tokens / answer.forwards:4.2f} tok/forward"
         lines.append(f"  {name:<14} {speed} {yields}" + ("  the same text as ar" if same else ""))
         if not same:
-            text = " ".join((answer.text or "").split())
-            lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="    ")
+            for line in (answer.text or "").splitlines():
+                lines += textwrap.wrap(line, 110, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,6 @@
 """What the machine can do at best: read memory, and multiply matrices."""
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+BUSY = 0.4
+"""Load per core from which on figures are doubtful."""
 LARGEST, TRIES, SLOW = 2048, 7, 0.1
 """Rows of the largest product, tries of each, and seconds beyond which no larger one is tried."""
 
@@ -55,6 +58,19 @@ def peak(dtype: torch.dtype) -> float:
         if n >= LARGEST or taken > SLOW:
             return best
         n *= 2
+
+
+def busy() -> str | None:
+    """A line of warning where other programs want this machine's cores; None where it is quiet, or where that is not
+    known. A machine that was busy a minute ago may be quiet now."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+    cores = os.cpu_count() or 1
+    if load < BUSY * cores:
+        return None
+    return f"note: load {load:.1f} on {cores} cores in the last minute; beside other programs figures are too low"
 
 
 def processor() -> str:

@@ -14,7 +14,7 @@ from unmask.bench.clock import in_turn
 from unmask.bench.guesses import gain_of, guesses_section, rates_of
 from unmask.bench.settings import Bench
 from unmask.errors import ConfigError, UnsupportedModelError
-from unmask.limits import measure_limits
+from unmask.limits import busy, measure_limits
 from unmask.model.native.panels import KINDS
 from unmask.model.peer import Peer
 from unmask.model.speed import write_measured
@@ -31,6 +31,8 @@ def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say
         raise UnsupportedModelError(f"bench measures the native backbone, which cannot run {ref} here")
     _check(model, ref, settings)
     asked = vars(settings) | {"model": ref, "dtype": dtype or "own"}
+    if (note := busy()) is not None:
+        say(note)
     report = Report(f"unmask bench: {ref}", machine(), asked, finished=False)
     report.write(out)  # so that a place that cannot be written to is known before anything is measured
     for section in _sections(model, ref, settings, dtype, say):

@@ -23,6 +23,7 @@ from unmask.resolve import ineffective
 EXAMPLES = """examples:
   unmask generate --prompt "Why is the sky blue?"
   unmask generate --prompt "def fib(n):" --raw --mode ar --max-new-tokens 64
+  unmask generate --prompt "A short story." --temperature 0.8 --seed 7
   unmask generate --model runs/mine --prompts questions.jsonl --json > answers.jsonl
   echo "Name three rivers." | unmask generate -
 
@@ -162,9 +163,9 @@ def _placed(error: UnmaskError, prompt: Prompt) -> UnmaskError:
 
 def _figures(answers: list[Any], why: str) -> str:
     tokens, forwards = sum(a.completion_tokens for a in answers), sum(a.forwards for a in answers)
-    seconds = max(a.batch_seconds for a in answers)
+    seconds, named = max(a.batch_seconds for a in answers), "token" if tokens == 1 else "tokens"
     return (
-        f"{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, {forwards} forwards, "
+        f"{tokens} {named} in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, {forwards} forwards, "
         f"{tokens / max(forwards, 1):.2f} tokens per forward, mode {answers[0].mode}" + (f" ({why})" if why else "")
     )
 

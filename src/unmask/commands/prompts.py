@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.config import Decoding
 from unmask.errors import DataError
+from unmask.options import flag_of
 
 FORMS = ("prompt", "messages", "prompt_ids")
 
@@ -58,8 +60,18 @@ def _some(prompts: list[Prompt], name: str) -> list[Prompt]:
 
 
 def _jsonl(data: bytes, name: str) -> list[Prompt]:
-    rows = enumerate(data.split(b"\n"), 1)
-    return [_prompt(_text(line, name, n), name, n) for n, line in rows if line.strip()]
+    """The prompts of all lines; a key that looks like a setting is warned of, once."""
+    prompts: list[Prompt] = []
+    warned: set[str] = set()
+    for n, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            row = _row(_text(line, name, n), name, n)
+            prompts.append(_prompt(row, name, n))
+            for key in sorted(set(row) & set(Decoding.__dataclass_fields__) - warned):
+                warned.add(key)
+                what = f"warning: {name}, line {n}: {key} in a line has no effect; {flag_of(key)} holds for all prompts"
+                print(what, file=sys.stderr)
+    return prompts
 
 
 def _text(line: bytes, name: str, n: int) -> str:
@@ -69,9 +81,9 @@ def _text(line: bytes, name: str, n: int) -> str:
         raise DataError("is not UTF-8 text", file=name, line=n) from None
 
 
-def _prompt(line: str, name: str, n: int) -> Prompt:
+def _row(line: str, name: str, n: int) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except RecursionError:
         raise DataError("cannot be read (it is nested too deep)", file=name, line=n) from None
     except ValueError as e:
@@ -80,6 +92,9 @@ def _prompt(line: str, name: str, n: int) -> Prompt:
             file=name,
             line=n,
         ) from None
+
+
+def _prompt(row: Any, name: str, n: int) -> Prompt:
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         found = " and ".join(forms) if forms else "none"

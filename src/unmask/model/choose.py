@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unmask.errors import ConfigError, UnsupportedModelError
@@ -25,7 +26,7 @@ def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say
     if int8 and checkpoint.device.type != "cpu":
         reason = "int8 weights are for CPUs; use --dtype bf16 on a GPU"
     if reason is None:
-        return _native(checkpoint, int8)
+        return _native(checkpoint, int8, say)
     network = checkpoint.model  # whatever is wrong with it comes first
     if int8 and wanted == "universal":
         raise ConfigError("dtype int8 needs the native backbone; leave out backbone universal, or take another dtype")
@@ -37,11 +38,13 @@ def backbone_for(checkpoint: Checkpoint, wanted: str, *, int8: bool = False, say
     return UniversalBackbone(network, checkpoint.draft_model, mask_id=mask_id, mask_vector=vector)
 
 
-def _native(checkpoint: Checkpoint, int8: bool) -> NativeBackbone | GpuBackbone:
+def _native(checkpoint: Checkpoint, int8: bool, say: Say) -> NativeBackbone | GpuBackbone:
     config, tensors, device = checkpoint.config, checkpoint.tensors, checkpoint.device
     mask, adapter, everywhere = _mask(checkpoint), checkpoint.adapter, not checkpoint.drafts
     if device.type == "cpu":
         kind = "int8" if int8 else KIND_OF[checkpoint.dtype]
+        if checkpoint.dtype == torch.float16 and not int8:
+            say("note: float16 weights are held as float32, a CPU has no arithmetic for them")
         return NativeBackbone(config, tensors, kind=kind, mask=mask, adapter=adapter, everywhere=everywhere)
     dtype = checkpoint.dtype
     return GpuBackbone(config, tensors, dtype=dtype, device=device, mask=mask, adapter=adapter, everywhere=everywhere)
