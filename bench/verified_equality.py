@@ -49,7 +49,11 @@ def differences(ar: list[Answer], others: list[Answer]) -> list[str]:
         if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
             pairs = zip(one.token_ids, other.token_ids, strict=False)
             place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.token_ids), len(other.token_ids)))
-            best = [value for _, value in one.laws[place][1]] if one.laws and place < len(one.laws) else [0.0, 0.0]
+            best = (
+                [value for _, value in one.logprobs[place][1]]
+                if one.logprobs and place < len(one.logprobs)
+                else [0.0, 0.0]
+            )
             lines.append(f"prompt {number}, token {place}: mode ar's two likeliest are {best[0] - best[1]:.2e} apart")
     return lines
 

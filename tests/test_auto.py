@@ -7,6 +7,7 @@ import pytest
 from unmask.auto import Admissible, Measured, choose
 from unmask.config import BlockSpec, Decoding
 from unmask.core.pace import Costs
+from unmask.resolve import resolve
 
 BLOCK = BlockSpec(block_size=8, sub_block_size=4, mask_id=1)
 CAUSAL = replace(BLOCK, context="causal")
@@ -58,7 +59,7 @@ def test_threshold_only_for_a_loss_that_the_gate_allows_and_where_it_is_faster()
     fast = measured(60.0, threshold=90.0)
     found = choose(asked, CAUSAL, admissible=GATED, measured=fast)
     assert (found.decoding.mode, found.decoding.threshold) == ("threshold", 0.8)
-    assert found.why == "threshold 0.8 loses at most 1 points, 2.25 times ar at batch 1 here"
+    assert found.why == "threshold 0.8 loses at most 1 points and is 2.25 times ar at batch 1 here"
     assert took(admissible=GATED, measured=fast)[0] == "verified", "nobody asked to lose anything"
 
 
@@ -72,13 +73,24 @@ def test_threshold_only_for_a_loss_that_the_gate_allows_and_where_it_is_faster()
         (
             {},
             {"admissible": GATED, "measured": measured(60.0, 50.0)},
-            "threshold 0.8 is 1.25 times ar here, not faster",
+            "threshold 0.8 is 1.25 times ar at batch 1 here, verified 1.50",
         ),
         (
             {},
             {"admissible": GATED, "measured": measured(30.0, 38.0)},
-            "threshold 0.8 is 0.95 times ar here, not faster",
+            "threshold 0.8 is 0.95 times ar at batch 1 here, verified 0.75",
         ),
+        (
+            {},
+            {"admissible": GATED, "measured": measured(60.0, 90.0), "batch": 16},
+            "threshold 0.8 is 0.45 times ar at batch 16 here, verified 0.95",
+        ),
+        (
+            {"threshold": 0.95},
+            {"admissible": GATED, "measured": measured(60.0, 90.0)},
+            "bench has not measured threshold 0.95 here",
+        ),
+        ({"rule": "factor:1"}, {"admissible": GATED}, "the gate measured rule threshold, not factor"),
         ({"logprobs": 1}, {"admissible": GATED, "measured": measured(60.0, 90.0)}, "threshold has no logprobs"),
     ],
 )
@@ -89,6 +101,24 @@ def test_it_says_why_it_does_not_take_threshold(wanted, known, why):
 
 def test_the_best_of_the_batch_sizes_up_to_ones_own_counts():
     record = Measured(COSTS, {"ar": {1: 40.0, 4: 100.0, 16: 200.0}, "verified": {1: 44.0, 4: 120.0, 16: 150.0}}, "")
-    assert record.times_ar("verified", 1) == (1.1, 1) and record.times_ar("verified", 16) == (1.2, 4)
-    assert record.times_ar("threshold 0.9", 4) is None
-    assert Measured(COSTS, {"ar": {4: 1.0}, "verified": {4: 2.0}}, "").times_ar("verified", 1) == (2.0, 4)
+    assert record.times_ar("verified", 1) == {1: 1.1} and record.times_ar("verified", 16) == {1: 1.1, 4: 1.2, 16: 0.75}
+    assert record.times_ar("threshold 0.9", 4) == {}
+    assert took(measured=record, batch=16)[1].startswith("verified is 1.20 times ar at batch 4")
+    full = Measured(COSTS, {"ar": {4: 2.0}, "verified": {4: 1.0}}, "")
+    assert full.times_ar("verified", 1) == {} and took(measured=full, batch=1)[0] == "verified", "unknown at batch 1"
+
+
+def test_a_loss_is_held_to_in_context_block_too():
+    assert took(Decoding(max_loss=1.0), BLOCK, admissible=GATED)[0] == "threshold"
+    assert took(Decoding(max_loss=0.5), BLOCK, admissible=GATED) == ("ar", "the gate allowed 1 points, more than 0.5")
+    assert took(Decoding(max_loss=1.0), BLOCK)[0] == "ar"
+
+
+def test_a_request_that_nobody_settled_is_resolved_alike():
+    for wanted, spec in (
+        (Decoding(), CAUSAL),
+        (Decoding(), BLOCK),
+        (Decoding(max_loss=1.0), BLOCK),
+        (Decoding(), None),
+    ):
+        assert resolve(wanted, spec).mode == choose(wanted, spec).decoding.mode

@@ -172,6 +172,15 @@ def test_the_template_is_toml_with_every_key_and_the_defaults(cls):
             dict.fromkeys(["rule", "sub_block_cache"], "in mode verified"),
         ),
         ({"block_size": 4}, "causal", {}),
+        ({"max_loss": 1.0}, "causal", {}),
+        ({"max_loss": 1.0, "mode": "auto"}, "causal", {}),
+        ({"max_loss": 1.0, "mode": "verified"}, "causal", {"max_loss": "where the mode is named"}),
+        ({"drafts": "plain", "prompt_lookup": False}, "causal", {"prompt_lookup": "with drafts plain"}),
+        (
+            {"mode": "ar", "drafts": "plain", "prompt_lookup": False},
+            "causal",
+            dict.fromkeys(["drafts", "prompt_lookup"], "in mode ar"),
+        ),
         ({"block_size": 4, "mode": "ar"}, "causal", {"block_size": "in mode ar"}),
     ],
 )

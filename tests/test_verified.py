@@ -17,7 +17,7 @@ from unmask.config import BlockSpec, Decoding
 from unmask.core.pace import Costs
 from unmask.engine import Engine, Request
 from unmask.errors import RequestError
-from unmask.events import Committed, Finished
+from unmask.events import Committed, Finished, Provisional
 from unmask.model.adapters import merged
 from unmask.model.universal import UniversalBackbone
 
@@ -44,8 +44,11 @@ some_costs = st.builds(
 )
 
 
-def found(requests, spec, backbone, batch_size=1, **how):
-    answers = Engine(backbone, spec, batch_size=batch_size, **how).generate(requests)
+BYTES = byte_tokenizer()
+
+
+def found(requests, spec, backbone, batch_size=1, tokenizer=None, **how):
+    answers = Engine(backbone, spec, tokenizer, batch_size=batch_size, **how).generate(requests)
     assert all(answer.error is None for answer in answers)
     return answers
 
@@ -67,21 +70,38 @@ def same_as_ar(data, examples_of):
             seed=data.draw(st.integers(0, 99)),
             block_size=data.draw(st.sampled_from([None, 1, 2, 4])),
             prompt_lookup=data.draw(st.booleans()),
+            drafts=data.draw(st.sampled_from(["paced", "paced", "plain"])),
+            stop=data.draw(st.sampled_from([(), (), ("a",), ("\x00", "ab")])),
+            stop_ids=data.draw(st.sampled_from([(END,), (), (7, 8, 120)])),
+            logprobs=data.draw(st.sampled_from([None, 0, 2])),
         )
         for _ in range(4)
     ]
     pairs = list(zip(prompts(data), asked, strict=False))
-    alone = [found([Request(p, replace(d, mode="ar"))], spec, backbone)[0] for p, d in pairs]
-    mixed = [Request(p, replace(d, mode="verified")) for p, d in pairs]
-    mixed.insert(
-        1, Request([1, 2, 3], Decoding(mode=data.draw(st.sampled_from(["ar", "threshold"])), max_new_tokens=9))
-    )
-    together = found(mixed, spec, backbone, data.draw(st.integers(1, 4)), costs=data.draw(some_costs))
+    alone = [found([Request(p, replace(d, mode="ar"))], spec, backbone, tokenizer=BYTES)[0] for p, d in pairs]
+    mixed = [Request(p, replace(d, mode="verified"), data.draw(st.booleans())) for p, d in pairs]
+    other = Decoding(mode=data.draw(st.sampled_from(["ar", "threshold"])), max_new_tokens=9)
+    fused = "fused" if other.mode == "threshold" and backbone.name != "universal" else "reference"
+    mixed.insert(1, Request([1, 2, 3], replace(other, schedule=fused)))
+    batch, given_costs = data.draw(st.integers(1, 4)), data.draw(some_costs)
+    together = found(mixed, spec, backbone, batch, tokenizer=BYTES, costs=given_costs)
     together.pop(1)
-    assert [(a.token_ids, a.finish_reason) for a in together] == [(a.token_ids, a.finish_reason) for a in alone]
+    assert [told(answer) for answer in together] == [told(answer) for answer in alone]
+    for one, two in zip(alone, together, strict=True):
+        assert (one.logprobs is None) == (two.logprobs is None)
+        for a, b in zip(one.logprobs or [], two.logprobs or [], strict=True):
+            assert a[0] == pytest.approx(b[0], abs=1e-3) and len(a[1]) == len(b[1])
 
 
-EXACT = [(CAUSAL, UNIVERSAL[0]), (DRAFT, TWO), *((DRAFT, backbone) for backbone in NATIVE.values())]
+def told(answer):
+    return answer.text, answer.token_ids, answer.finish_reason, answer.completion_tokens
+
+
+EXACT = [
+    *((CAUSAL, backbone) for backbone in UNIVERSAL),
+    (DRAFT, TWO),
+    *((DRAFT, backbone) for backbone in NATIVE.values()),
+]
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,19 +118,54 @@ def test_verified_is_ar_in_two_thousand_cases(data):
     same_as_ar(data, EXACT)
 
 
+class Fallible(ScriptedBackbone):
+    """Writes squares; drafts go wrong at every fourth position, and are right again behind it."""
+
+    def __init__(self):
+        super().__init__(self.square)
+        self.drafting = False
+
+    def square(self, who, position, step):
+        return sure(50 if self.drafting and position % 4 == 0 else (position * position) % 40, 0.9)
+
+    def forward(self, cache, rows, feeds):
+        self.drafting = any(feeds[0].masked)
+        return super().forward(cache, rows, feeds)
+
+
 def test_all_kinds_of_steps_occur_and_are_counted():
-    prompt = [7, 8, 9] * 6
-    answer = found(
-        [Request(prompt, Decoding(mode="verified", max_new_tokens=60, stop_ids=()))],
-        CAUSAL,
-        UNIVERSAL[0],
-        costs=costs(0.05, 0.3, 0.02, 1.5),
-    )[0]
+    asked = Decoding(mode="verified", max_new_tokens=90)
+    [answer] = found([Request([1] * 5, asked)], SCRIPTED, Fallible(), costs=costs(0.05, 2.5, 0.05, 5.0))
+    assert answer.token_ids == [(position * position) % 40 for position in range(5, 95)]
     kinds, sources = answer.forwards_by_kind, Counter(source for source, _, _ in answer.checks)
-    assert set(sources) >= {"none", "text"} and kinds["ar"] == sources["none"]
-    assert kinds.get("check", 0) == len(answer.checks) - sources["none"]
-    assert sum(kept + 1 for _, _, kept in answer.checks) + 1 == len(answer.token_ids) == 60
+    assert set(sources) >= {"draft", "text", "rest"} and kinds.get("ar", 0) == sources["none"]
+    assert kinds["check"] == len(answer.checks) - sources["none"]
+    assert max(kept for source, _, kept in answer.checks if source == "rest") >= 2, "what a draft left was right"
+    assert sum(kept + 1 for _, _, kept in answer.checks) + 1 == len(answer.token_ids) == 90
     assert all(0 <= kept <= n for _, n, kept in answer.checks)
+
+
+@pytest.mark.parametrize("drafts", ["plain", "paced"])
+def test_a_check_counts_no_more_than_was_written(drafts):
+    answer, _ = scripted(writes([9, 9, 9, 63, 9, 9], start=5, filler=9), n=30, drafts=drafts)
+    assert answer.token_ids == [9, 9, 9] and answer.finish_reason == "stop"
+    assert sum(kept for _, _, kept in answer.checks) <= 3 < sum(n for _, n, _ in answer.checks)
+
+
+def test_pictures_never_contradict_what_is_settled():
+    request = Request([7, 8, 9] * 4, Decoding(mode="verified", max_new_tokens=60, stop_ids=()), provisional=True)
+    events = list(Engine(UNIVERSAL[0], CAUSAL, costs=costs(0.05, 0.3, 0.02)).run([request]))
+    whole, told, seen = [*request.prompt_ids, *events[-1].answer.token_ids], 12, 0
+    for event in events:
+        if isinstance(event, Committed):
+            told += len(event.token_ids)
+        elif isinstance(event, Provisional):
+            seen += 1
+            assert event.start >= told - 1 and event.token_ids[0] == whole[event.start], (
+                "one known slot, the rest ahead"
+            )
+            assert len(event.token_ids) > 1 and not event.masked[0]
+    assert seen > 10
 
 
 # --- how far ------------------------------------------------------------------------------------------------------
@@ -274,13 +329,13 @@ def test_logprobs_are_of_the_networks_own_law_in_both_modes(backbone, spec, temp
         found([Request(prompt, replace(asked, mode=mode))], spec, backbone, costs=costs(0.05, 0.3, 0.02))[0]
         for mode in ("ar", "verified")
     )
-    assert checked.token_ids == ar.token_ids and len(ar.laws) == len(checked.laws) == 20
+    assert checked.token_ids == ar.token_ids and len(ar.logprobs) == len(checked.logprobs) == 20
     whole = [*prompt, *ar.token_ids]
     logits = full_logits(MODELS[0], whole, list(range(1, len(whole) + 1)))
     logits[:, MASK] = -torch.inf
     expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     for answer in (ar, checked):
-        for row, token, (logprob, likeliest) in zip(expected, answer.token_ids, answer.laws, strict=True):
+        for row, token, (logprob, likeliest) in zip(expected, answer.token_ids, answer.logprobs, strict=True):
             assert logprob == pytest.approx(float(row[token]), abs=1e-3)
             assert [value for _, value in likeliest] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
 
@@ -294,11 +349,11 @@ def test_logprobs_of_one_row_do_not_come_to_another():
     ]
     zero, none, two, _ = found(requests, CAUSAL, UNIVERSAL[0], 4, costs=costs(0.05, 0.3, 0.02))
     assert (
-        none.laws is None
-        and [len(law[1]) for law in zero.laws] == [0] * 4
-        and [len(law[1]) for law in two.laws] == [2] * 4
+        none.logprobs is None
+        and [len(law[1]) for law in zero.logprobs] == [0] * 4
+        and [len(law[1]) for law in two.logprobs] == [2] * 4
     )
-    assert [law[0] for law in zero.laws] == pytest.approx([law[0] for law in two.laws], abs=1e-5)
+    assert [law[0] for law in zero.logprobs] == pytest.approx([law[0] for law in two.logprobs], abs=1e-5)
 
 
 def test_logprobs_are_streamed_with_their_tokens():
@@ -306,8 +361,8 @@ def test_logprobs_are_streamed_with_their_tokens():
     events = list(Engine(UNIVERSAL[0], CAUSAL, byte_tokenizer(), costs=costs(0.05, 0.3, 0.02)).run([request]))
     sent = [event for event in events if isinstance(event, Committed)]
     answer = events[-1].answer
-    assert all(len(event.laws) == len(event.token_ids) for event in sent)
-    assert [law for event in sent for law in event.laws] == list(answer.laws) and len(answer.laws) == len(
+    assert all(len(event.logprobs) == len(event.token_ids) for event in sent)
+    assert [law for event in sent for law in event.logprobs] == list(answer.logprobs) and len(answer.logprobs) == len(
         answer.token_ids
     )
 

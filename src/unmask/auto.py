@@ -51,13 +51,10 @@ class Measured:
     rates: Mapping[str, Mapping[int, float]]
     when: str
 
-    def times_ar(self, mode: str, batch: int) -> tuple[float, int] | None:
-        """(ratio, n): the best ratio to mode ar at a measured batch size n of at most `batch`; None where the mode was
-        not measured. Rows come and go, so a batch is not always full."""
+    def times_ar(self, mode: str, batch: int) -> dict[int, float]:
+        """The mode's rate over mode ar's, at every batch size of at most `batch` at which both were measured."""
         ar, own = self.rates.get("ar", {}), self.rates.get(mode, {})
-        both = sorted(set(ar) & set(own))
-        sizes = [n for n in both if n <= batch] or both[:1]
-        return max(((own[n] / ar[n], n) for n in sizes), default=None)
+        return {n: own[n] / ar[n] for n in sorted(set(ar) & set(own)) if n <= batch}
 
 
 @dataclass(frozen=True)
@@ -83,57 +80,69 @@ def choose(
     if spec is None:
         return Choice(replace(wanted, mode="ar"), "a plain model")
     if spec.context == "block":
-        if wanted.logprobs is not None:
-            return Choice(replace(wanted, mode="ar"), "logprobs are of mode ar")
         return _admitted(replace(wanted, mode="threshold"), admissible)
     lossless = _lossless(wanted, measured, batch)
     return lossless if wanted.max_loss is None else _lossy(wanted, admissible, measured, batch, lossless)
 
 
 def _lossless(wanted: Decoding, measured: Measured | None, batch: int) -> Choice:
-    """Verified, unless it was measured to be slower than ar."""
-    found = None if measured is None else measured.times_ar("verified", batch)
-    if measured is None or found is None:
+    """Verified, unless it was measured to be slower than ar. It may be judged at its best batch size: a batch is not
+    always full, and it goes by how full it is."""
+    found = {} if measured is None else measured.times_ar("verified", batch)
+    if measured is None or not found:
         return Choice(replace(wanted, mode="verified"), "ar's text; unmask bench measures how much sooner")
-    times, n = found
-    what = f"verified is {times:.2f} times ar at batch {n} here (bench of {measured.when})"
-    return Choice(replace(wanted, mode="verified" if times >= 1 else "ar"), what)
+    n = max(found, key=lambda n: found[n])
+    what = f"verified is {found[n]:.2f} times ar at batch {n} here (bench of {measured.when})"
+    return Choice(replace(wanted, mode="verified" if found[n] >= 1 else "ar"), what)
 
 
 def _lossy(
-    wanted: Decoding, admissible: Admissible | None, measured: Measured | None, batch: int, lossless: Choice
+    wanted: Decoding, record: Admissible | None, measured: Measured | None, batch: int, lossless: Choice
 ) -> Choice:
-    """Threshold, where the gate lets it lose no more than `max_loss` and it was measured to be faster; else as
-    without."""
+    """Threshold, where the gate lets it lose no more than `max_loss` and it is faster than the lossless modes at every
+    batch size that was measured; else as without. A threshold other than the default is only ever raised."""
     assert wanted.max_loss is not None
-    why = ""
-    if wanted.logprobs is not None:
-        why = "threshold has no logprobs"
-    elif admissible is None:
-        why = "no gate has measured what threshold loses (unmask evaluate --gate)"
-    elif admissible.lowest is None:
-        why = f"no threshold kept within {admissible.points:g} points"
-    elif admissible.points > wanted.max_loss:
-        why = f"the gate allowed {admissible.points:g} points, more than {wanted.max_loss:g}"
-    else:
-        found = None if measured is None else measured.times_ar(f"threshold {admissible.lowest:g}", batch)
-        verified = None if measured is None else measured.times_ar("verified", batch)
-        best = max(1.0, verified[0] if verified else 0.0)
-        if found is None:
-            why = f"bench has not measured threshold {admissible.lowest:g} here"
-        elif found[0] <= best:
-            why = f"threshold {admissible.lowest:g} is {found[0]:.2f} times ar here, not faster"
+    threshold, why = _within(wanted, record)
+    if record is not None and record.lowest is not None and threshold is not None:
+        name = f"threshold {threshold:g}"
+        own, verified = ({} if measured is None else measured.times_ar(m, batch) for m in (name, "verified"))
+        if not own:
+            why = f"bench has not measured {name} here"
+        elif slow := [n for n in own if own[n] <= max(1.0, verified.get(n, 0.0))]:
+            beside = f", verified {verified[slow[0]]:.2f}" if slow[0] in verified else ""
+            why = f"{name} is {own[slow[0]]:.2f} times ar at batch {slow[0]} here{beside}"
         else:
-            taken = replace(wanted, mode="threshold", rule="threshold", threshold=admissible.lowest)
-            gain = f"{found[0]:.2f} times ar at batch {found[1]} here"
-            return Choice(taken, f"threshold {admissible.lowest:g} loses at most {admissible.points:g} points, {gain}")
+            taken = replace(wanted, mode="threshold", rule="threshold", threshold=threshold)
+            speed = " and ".join(f"{times:.2f} times ar at batch {n}" for n, times in own.items())
+            return Choice(taken, f"{name} loses at most {record.points:g} points and is {speed} here")
     return replace(lossless, why=f"{lossless.why}; {why}")
+
+
+def _within(wanted: Decoding, record: Admissible | None) -> tuple[float | None, str]:
+    """The threshold that the gate admits for `max_loss`, or None and why there is none."""
+    assert wanted.max_loss is not None
+    rule, asked = wanted.rule_parameter()
+    if wanted.logprobs is not None:
+        return None, "threshold has no logprobs"
+    if rule != "threshold" or asked is None:
+        return None, f"the gate measured rule threshold, not {rule}"
+    if record is None:
+        return None, "no gate has measured what threshold loses (unmask evaluate --gate)"
+    if record.lowest is None:
+        return None, f"no threshold kept within {record.points:g} points"
+    if record.points > wanted.max_loss:
+        return None, f"the gate allowed {record.points:g} points, more than {wanted.max_loss:g}"
+    return (record.lowest if asked == Decoding.threshold else max(asked, record.lowest)), ""
 
 
 def _admitted(wanted: Decoding, record: Admissible | None) -> Choice:
     """Mode threshold within the model's gate: with the rule threshold, one below the lowest admissible is raised to it;
-    where none is admissible, mode ar is taken."""
+    where none is admissible, mode ar is taken. Where `max_loss` is given, mode ar unless the gate was held to it."""
     rule, threshold = wanted.rule_parameter()
+    if wanted.logprobs is not None:
+        return Choice(replace(wanted, mode="ar"), "logprobs are of mode ar")
+    if wanted.max_loss is not None and (why := _within(wanted, record)[1]):
+        return Choice(replace(wanted, mode="ar"), why)
     if record is None or rule != "threshold" or threshold is None:
         return Choice(wanted, "context block has no check that verified needs")
     if record.lowest is None:

@@ -72,10 +72,10 @@ class Live:
         if self.stream is not None:
             text = self._push(self.stream, fresh)
             fresh = self.row.written[len(self.told) : self.stream.released]
-        laws = None if self.row.settings.logprobs is None else self.row.laws[len(self.told) :][: len(fresh)]
+        logprobs = None if self.row.settings.logprobs is None else self.row.logprobs[len(self.told) :][: len(fresh)]
         self.told += fresh
         if fresh or text:
-            yield Committed(self.index, fresh, text, laws)
+            yield Committed(self.index, fresh, text, logprobs)
 
     def _push(self, stream: Stream, tokens: list[int]) -> str:
         """The text that these tokens settle, all of it where the answer is complete."""
@@ -104,7 +104,7 @@ class Live:
             forwards_by_kind=dict(self.kinds),
             positions_computed=self.positions,
             error=error,
-            laws=None if self.row.settings.logprobs is None else self.row.laws[: len(self.told)],
+            logprobs=None if self.row.settings.logprobs is None else self.row.logprobs[: len(self.told)],
             checks=self.row.checks,
         )
 
@@ -114,7 +114,7 @@ class Engine:
 
     spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`. costs: of forwards
     here, for mode verified to choose by; without them it drafts and checks block by block. seconds: spent so far, by
-    the kind of forward and on proposals.
+    kind (rows of several kinds in one forward divide it by their positions) and on proposals.
     `generate` and `run` serve a collection; a server calls `submit`, `step` and `cancel` itself and passes a
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
@@ -130,7 +130,7 @@ class Engine:
         stop_ids: tuple[int, ...] = (),
         costs: Costs | None = None,
     ) -> None:
-        self.costs = costs
+        self.costs, self.drafting = costs, 1.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
         self.stop_ids = stop_ids
@@ -164,8 +164,7 @@ class Engine:
         state into one forward, but for feeds that it computes apart and, unless it is ragged, for prompts.
         """
         self._admit()
-        for live in self.live:
-            live.row.company = len(self.live)
+        self._tell_rows()
         events: list[Event] = []
         for kind in ("prefill", "apart", "any", "checked draft", "draft", "clean"):
             group = [live for live in self.live if self._group(live.step) == kind]
@@ -173,6 +172,16 @@ class Engine:
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
             self.live = [live for live in self.live if live.step is not None]
         return events
+
+    def _tell_rows(self) -> None:
+        """Tell every row how many there are and how many drafted lately, all of them before any could."""
+        begun = [live.step.kind for live in self.live if live.step is not None and live.step.kind != "prefill"]
+        if begun:
+            self.drafting += (begun.count("draft") / len(begun) - self.drafting) / 4
+        elif not self.live:
+            self.drafting = 1.0
+        for live in self.live:
+            live.row.company, live.row.drafters = len(self.live), max(1, round(self.drafting * len(self.live)))
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Serve requests; each gets the index of its place. One that cannot be served finishes with its error.
@@ -321,8 +330,10 @@ class Engine:
         logits = self.backbone.forward(self.cache, [live.slot for live in group], [step.feed for step in steps])
         ended = time.perf_counter()
         found, at = _propose(logits, steps, None if self.spec is None else self.spec.mask_id), 0
-        self.seconds[steps[0].kind] += ended - began
         self.seconds["propose"] += time.perf_counter() - ended
+        widths = [len(step.feed.tokens) for step in steps]
+        for step, width in zip(steps, widths, strict=True):
+            self.seconds[step.kind] += (ended - began) * width / sum(widths)
         for live, step in zip(group, steps, strict=True):
             part, at = found.part(at, at + len(step.feed.read)), at + len(step.feed.read)
             error = None

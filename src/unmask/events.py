@@ -8,7 +8,7 @@ from unmask.config import Decoding
 from unmask.errors import UnmaskError
 
 if TYPE_CHECKING:
-    from unmask.core.propose import Law
+    from unmask.core.propose import Logprobs
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Answer:
         splits them
     positions_computed: tokens that were fed for this row
     seconds: from admission to the last token, prefill included
-    laws: per token its log-probability in nats and the likeliest tokens with theirs, where `logprobs` was asked for
+    logprobs: per token its log-probability in nats and the likeliest tokens with theirs, where asked for
     checks: per check of mode verified where its guess came from (draft, text, rest, none), its length, what was kept
     batch_seconds: how long the whole run had been going at this row's end; times of one batch must not be added
     """
@@ -49,7 +49,7 @@ class Answer:
     forwards_by_kind: dict[str, int]
     positions_computed: int = 0
     error: UnmaskError | None = None
-    laws: "Sequence[Law] | None" = None
+    logprobs: "Sequence[Logprobs] | None" = None
     checks: Sequence[tuple[str, int, int]] = ()
 
 
@@ -62,14 +62,14 @@ def refusal(error: UnmaskError, mode: str, *, prompt_tokens: int = 0, text: str 
 class Committed:
     """Settled tokens and settled text of request `index`; text never ends inside a character or a stop string.
 
-    A token comes once all of its text is settled, so the tokens of all events are `Answer.token_ids`, and their laws
-    `Answer.laws`.
+    A token comes once all of its text is settled, so the tokens of all events are `Answer.token_ids`, and likewise
+    their logprobs.
     """
 
     index: int
     token_ids: list[int]
     text: str | None
-    laws: "Sequence[Law] | None" = None
+    logprobs: "Sequence[Logprobs] | None" = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """What a request gets: its own settings, and the checkpoint's contract for all that it leaves open."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
+from unmask.auto import choose
 from unmask.config import COLD, BlockSpec, Decoding
 from unmask.errors import RequestError
 
@@ -21,8 +22,10 @@ class Resolved(Decoding):
 def resolve(wanted: Decoding, spec: BlockSpec | None, stop_ids: tuple[int, ...] = ()) -> Resolved:
     """Fill what a request leaves open from the checkpoint's contract; RequestError where the two contradict.
 
-    spec: None for a plain model, which only mode ar decodes (its blocks are single tokens), up to `stop_ids`.
+    spec: None for a plain model, which only mode ar decodes (its blocks are single tokens), up to `stop_ids`. Mode auto
+    that nobody has settled yet takes what it does where nothing was measured.
     """
+    wanted = choose(wanted, spec).decoding
     if wanted.temperature < COLD:
         wanted = replace(wanted, temperature=0.0)
     mode = _mode(wanted, spec)
@@ -73,8 +76,6 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
         )
     if spec is None:
         return "ar"
-    if wanted.mode == "auto":
-        return "verified" if spec.context == "causal" else "threshold" if wanted.logprobs is None else "ar"
     if wanted.mode == "verified" and spec.context != "causal":
         raise RequestError(
             f"mode verified needs a checkpoint with context 'causal', this one has '{spec.context}'; "
@@ -89,12 +90,15 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
             field="logprobs",
             value=wanted.logprobs,
         )
+    assert wanted.mode != "auto"
     return wanted.mode
 
 
-def ineffective(given: Collection[str], settings: Resolved) -> dict[str, str]:
+def ineffective(given: Mapping[str, Any], settings: Resolved) -> dict[str, str]:
     """Which of the settings that were `given` change nothing here: name to what makes them so ("at temperature 0")."""
     found: dict[str, str] = {}
+    if given.get("mode", "auto") != "auto":
+        found["max_loss"] = "where the mode is named"
     if settings.mode != "verified":
         found |= dict.fromkeys(("drafts", "prompt_lookup"), f"in mode {settings.mode}")
     elif settings.drafts == "plain":

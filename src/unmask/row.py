@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unmask.config import BlockSpec
 from unmask.core.pace import Costs
-from unmask.core.propose import Law, Proposals
+from unmask.core.propose import Logprobs, Proposals
 from unmask.core.rules import NEEDS_ENTROPY, RULES
 from unmask.errors import RequestError
 from unmask.model.backbone import Feed
@@ -54,9 +54,10 @@ class Row:
     spec: None for a plain model, whose only mode is ar
     watched: whether someone looks at the block being written, and so at confidence that nothing else needs
     costs: what forwards cost here, where that is known
-    company: how many rows the batch has, this one included; no text depends on it
+    company: how many rows the batch has, this one included; drafters: how many of them drafted lately; no text depends
+        on either
     written: the answer's tokens, the end token included
-    laws: of each written token its log-probability and the likeliest tokens with theirs, where asked for
+    logprobs: of each written token, where asked for
     finish: why the answer is complete, None while it is not
     block: the block being written, for pictures
     checks: per check of mode verified where its guess came from, its length, and how much of it was kept
@@ -69,8 +70,9 @@ class Row:
     watched: bool = False
     costs: Costs | None = None
     company: int = 1
+    drafters: int = 1
     written: list[int] = field(default_factory=list)
-    laws: list[Law] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     block: "Block | None" = None
     checks: list[tuple[str, int, int]] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Row:
             if self.finish is None:
                 self.written.append(token)
                 if found is not None and self.settings.logprobs is not None:
-                    self.laws.append(found.law(place, self.settings.logprobs))
+                    self.logprobs.append(found.logprobs_of(place, self.settings.logprobs))
                 if token in self.settings.stop_ids:
                     self.finish = "stop"
                 elif len(self.written) >= self.settings.max_new_tokens:

@@ -7,8 +7,10 @@ ar's text, and a guess x, which does not depend on those numbers, is kept with p
 by a draw from p without x: the rule of speculative sampling for a draft that is not random.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+
+import torch
 
 from unmask.core.lookup import Lookup
 from unmask.core.pace import Costs, Guess, Pace, drafted, looked_up
@@ -30,43 +32,51 @@ def verified(row: Row) -> Program:
 def pairs(row: Row) -> Program:
     """Draft a block in one forward, check it with one causal forward, keep what autoregression would have written."""
     size = row.settings.block_size
-    found, kept = (yield from feed_prompt(row, len(row.prompt), row.causal)), 0
-    while not row.write(found.tokens[: kept + 1].tolist(), found):
+    found = yield from feed_prompt(row, len(row.prompt), row.causal)
+    done = row.write(found.tokens.tolist(), found)
+    while not done:
         useful = min(size, row.room)
         row.block = block = Block.open(row.length - 1, row.tail(row.length - 1), size, row.blocks.mask_id)
         if useful > 1:
             block.fill((yield draft(row, block, useful, row.watched)))
         guess = block.tokens[1:useful].tolist()
         found = yield check(row, guess)
-        kept = accepted(guess, found.tokens.tolist())
-        row.checks.append(("draft", len(guess), kept))
+        done = settle(row, "draft", guess, found)[1]
 
 
 def paced(row: Row, costs: Costs) -> Program:
     """The same, but in each step as much of the best guess as it pays to check: of a draft, if it pays to make one; of
     what followed the last tokens before; of what the last draft left behind the first wrong token; or of none."""
-    pace, text = Pace(costs), Lookup(row.prompt)
-    found, kept, left = (yield from feed_prompt(row, len(row.prompt), row.causal)), 0, Guess()
-    while not row.write(fresh := found.tokens[: kept + 1].tolist(), found):
-        text.extend(fresh)
-        pace.rows = row.company
-        free = max((left.first(row.room - 1), _from(text, row)), key=lambda guess: pace.worth(guess)[0])
+    pace, text, left = Pace(costs), Lookup(row.prompt if row.settings.prompt_lookup else ()), Guess()
+    found = yield from feed_prompt(row, len(row.prompt), row.causal)
+    done = row.write(found.tokens.tolist(), found)
+    while not done:
+        if row.settings.prompt_lookup:
+            text.extend(row.written[len(text.tokens) - len(row.prompt) :])
+        pace.rows, pace.drafters, row.block = row.company, row.drafters, None
         slots = min(row.settings.block_size, row.room)
-        guess = free
-        if pace.drafts(slots, pace.worth(free)[0]):
-            guess = left = yield from _drafted(row, slots)
-        n = pace.worth(guess)[1]
-        tried = guess.first(n)
-        found = yield check(row, list(tried.tokens), "check" if n else "ar")
-        kept = accepted(tried.tokens, found.tokens.tolist())
-        pace.learn(tried, slots if guess.drafted else 0, kept)
-        row.checks.append((tried.kinds[0].split()[0] if n else "none", n, kept))
-        left = left.rest(kept)
+        free = left.first(row.room - 1), looked_up(*text.guess(min(FARTHEST, row.room - 1)))
+        value, guess = pace.best(*free)
+        drafting = pace.drafts(slots, value)
+        if drafting:
+            left = yield from _drafted(row, slots)
+            guess = pace.best(left, *free)[1]
+        n = len(guess.tokens)
+        if n and not guess.drafted:
+            row.block = _shown(row, guess)
+        found = yield check(row, list(guess.tokens), "check" if n else "ar")
+        kept, done = settle(row, guess.kinds[0].split()[0] if n else "none", guess.tokens, found)
+        pace.learn(guess, slots if drafting else 0, kept)
+        left = left.rest(kept, int(found.tokens[kept]))
 
 
-def _from(text: Lookup, row: Row) -> Guess:
-    most = min(FARTHEST, row.room - 1)
-    return looked_up(*text.guess(most)) if row.settings.prompt_lookup and most else Guess()
+def settle(row: Row, source: str, guess: Sequence[int], found: Proposals) -> tuple[int, bool]:
+    """Write what a check settles; returns how many guesses it kept, and whether the answer is complete. What is noted
+    of the check counts written tokens only: one may have ended the answer."""
+    kept, before = accepted(guess, found.tokens.tolist()), len(row.written)
+    done = row.write(found.tokens[: kept + 1].tolist(), found)
+    row.checks.append((source, len(guess), min(kept, len(row.written) - before)))
+    return kept, done
 
 
 def _drafted(row: Row, slots: int) -> Generator[Step, Proposals, Guess]:
@@ -76,6 +86,13 @@ def _drafted(row: Row, slots: int) -> Generator[Step, Proposals, Guess]:
     block.fill(found)
     assert found.confidence is not None
     return drafted(found.tokens.tolist(), found.confidence.tolist())
+
+
+def _shown(row: Row, guess: Guess) -> Block:
+    """A guess that was not drafted, as a picture shows it."""
+    block = Block.open(row.length - 1, row.tail(row.length - 1), len(guess.tokens) + 1, row.blocks.mask_id)
+    block.tokens[1:], block.masked[1:] = torch.tensor(guess.tokens), False
+    return block
 
 
 def draft(row: Row, block: Block, useful: int, confidence: bool) -> Step:

@@ -1,6 +1,7 @@
 """The record of what `unmask bench` measured: it holds for these weights, this machine, these threads and this type."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,14 +62,43 @@ def test_it_holds_for_nothing_else(saved, tmp_path, monkeypatch):
     assert read_measured(backbone, saved) is None, "a home directory may be shared by machines"
 
 
-@pytest.mark.parametrize("damage", ["{", "{}", '{"costs": {"clean": [[1, 0]], "draft": [[1, 1]], "gain": 1}}'])
-def test_a_damaged_record_is_named(saved, damage):
+def damaged(entries, what):
+    return {
+        "cut": "{",
+        "list": "[]",
+        "empty": "{}",
+        "no time": json.dumps({**entries, "costs": {"clean": [[1, 0]], "draft": [[1, 1]], "gain": 1}}),
+        "nan": json.dumps({**entries, "costs": {"clean": [[1, float("nan")]], "draft": [[1, 1]], "gain": 1}}),
+        "no rate": json.dumps({**entries, "rates": {"ar": {"1": 0.0}}}),
+        "no forward": json.dumps({**entries, "costs": {"clean": [], "draft": [[1, 1]], "gain": 1}}),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["cut", "list", "empty", "no time", "nan", "no rate", "no forward"])
+def test_a_damaged_record_is_said_once_and_stops_nothing(saved, what, capsys):
     backbone = native(tiny_model())
     file = write_measured(RECORD, backbone, saved)
-    whole = json.loads(file.read_text())
-    file.write_text(damage if damage == "{" else json.dumps(json.loads(damage) | {"made_on": whole["made_on"]}))
-    with pytest.raises(CheckpointError, match=f"{file.name}"):
-        read_measured(backbone, saved)
+    file.write_text(damaged(json.loads(file.read_text()), what))
+    model = unmask.load(saved)
+    for mode in ("ar", "threshold", "verified", "auto", "ar"):
+        assert model.generate([[1, 2]], mode=mode, max_new_tokens=2)[0].error is None
+    assert capsys.readouterr().err.count(f"{file} cannot be used") == 1
+    assert write_measured(RECORD, backbone, saved) == file and read_measured(backbone, saved) == RECORD
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_error(saved, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "speed").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        write_measured(RECORD, native(tiny_model()), saved)
+
+
+def test_what_was_measured_before_and_not_now_is_kept(saved):
+    backbone = native(tiny_model())
+    write_measured(RECORD, backbone, saved)
+    write_measured(replace(RECORD, rates={"ar": {4: 80.0, 16: 200.0}}, when="2026-02-03"), backbone, saved)
+    again = read_measured(backbone, saved)
+    assert again.rates == {"ar": {1: 40.0, 4: 80.0, 16: 200.0}, "verified": {1: 61.0}} and again.when == "2026-02-03"
 
 
 def test_assumed_costs_grow_with_positions():

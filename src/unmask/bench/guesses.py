@@ -68,8 +68,10 @@ def _spent(rows: list[Row]) -> list[tuple[str, float]]:
 
 
 def gain_of(rows: list[Row], assumed: float) -> float:
-    """Tokens accepted of a draft, the mean over all that were checked in full."""
-    kept = [kept for row in rows if row["mode"] == PLAIN for _, _, kept in row["guesses"]]
+    """Tokens accepted of a draft, the mean over all whole ones; `assumed` where there is none."""
+    checks = [(n, kept) for row in rows if row["mode"] == PLAIN for _, n, kept in row["guesses"]]
+    widest = max((n for n, _ in checks), default=0)
+    kept = [kept for n, kept in checks if n == widest > 0]
     return sum(kept) / len(kept) if kept else assumed
 
 

@@ -1,16 +1,19 @@
 """What forwards cost by the positions in them, through everything that a step of decoding does with them; for mode
 verified to choose by."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from unmask.bench.clock import in_turn
-from unmask.config import BlockSpec
+from unmask.config import BlockSpec, Decoding
 from unmask.core.pace import Costs
 from unmask.core.propose import propose
-from unmask.model.backbone import Feed
+from unmask.resolve import resolve
+from unmask.row import Block, Row, Step
+from unmask.verified import check, draft
 
 CLEAN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
 DRAFT = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
@@ -18,28 +21,19 @@ DRAFT = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
 
 def forward_costs(backbone: Any, spec: BlockSpec, prefix: int, rounds: int, gain: float) -> Costs:
     """Median seconds of checks and drafts behind `prefix` positions of one row, all logits read and proposals made."""
-    cache = backbone.new_cache(1, prefix + max(CLEAN))
-    backbone.forward(cache, [0], [_check(0, prefix, [prefix - 1])])
+    row = Row([1] * (prefix + 1), resolve(Decoding(mode="ar"), spec), spec)
+    cache = backbone.new_cache(1, prefix + 1 + max(CLEAN))
+    backbone.forward(cache, [0], [row.causal("prefill", row.prompt[:-1], 0).feed])
+    checks = {str(n): check(row, [1] * (n - 1)) for n in CLEAN}
+    drafts = {str(n): draft(row, Block.open(prefix, [1], n, spec.mask_id), n, True) for n in DRAFT}
 
-    def timed(positions: tuple[int, ...], draft: bool) -> tuple[tuple[int, float], ...]:
-        works = {str(n): partial(_step, backbone, cache, spec, prefix, n, draft) for n in positions}
+    def timed(steps: Mapping[str, Step]) -> tuple[tuple[int, float], ...]:
+        works = {n: partial(_take, backbone, cache, step, spec.mask_id) for n, step in steps.items()}
         return tuple((int(n), seconds) for n, seconds in in_turn(works, rounds).items())
 
-    return Costs(timed(CLEAN, False), timed(DRAFT, True), gain)
+    return Costs(timed(checks), timed(drafts), gain)
 
 
-def _step(backbone: Any, cache: Any, spec: BlockSpec, prefix: int, n: int, draft: bool) -> None:
-    feed = _draft(spec, prefix, n) if draft else _check(prefix, n, list(range(n)))
-    logits, reads = backbone.forward(cache, [0], [feed]), len(feed.read)
-    greedy = torch.zeros(reads)
-    propose(logits, spec.mask_id, greedy, torch.ones(reads), greedy, confidence=draft)
-
-
-def _check(start: int, n: int, read: list[int]) -> Feed:
-    return Feed([1] * n, start, list(range(start + 1, start + n + 1)), [False] * n, read)
-
-
-def _draft(spec: BlockSpec, start: int, n: int) -> Feed:
-    own = spec.adapter_scope == "draft"
-    masked = [False] + [True] * (n - 1)
-    return Feed([1] + [spec.mask_id] * (n - 1), start, [start + n] * n, masked, list(range(n - 1)), own, checked=own)
+def _take(backbone: Any, cache: Any, step: Step, mask_id: int) -> None:
+    logits, greedy = backbone.forward(cache, [0], [step.feed]), torch.zeros(len(step.feed.read))
+    propose(logits, mask_id, greedy, torch.ones(len(greedy)), greedy, confidence=step.confidence)

@@ -12,8 +12,8 @@ from unmask.auto import Measured
 from unmask.bench import answers, footprint, forwards, pacing, sections, training, types
 from unmask.bench.clock import in_turn
 from unmask.bench.guesses import gain_of, guesses_section, rates_of
-from unmask.bench.settings import Bench
-from unmask.errors import ConfigError, UnsupportedModelError
+from unmask.bench.settings import WORKLOADS, Bench
+from unmask.errors import CheckpointError, ConfigError, UnsupportedModelError
 from unmask.limits import busy, measure_limits
 from unmask.model.native.panels import KINDS
 from unmask.model.peer import Peer
@@ -21,7 +21,8 @@ from unmask.model.speed import write_measured
 from unmask.report import Report, Section, machine
 
 Say = Callable[[str], None]
-TODAY = date.today().isoformat()
+LONG = 24
+"""Tokens of an answer from which on a run is kept for mode auto."""
 
 
 def bench(ref: str, settings: Bench, out: Path, *, dtype: str | None = None, say: Say = print) -> Report:
@@ -148,7 +149,7 @@ def _by_mode(model: Model, settings: Bench, say: Say) -> Iterator[Section]:
     if model.spec is not None:
         say("the cost of a step …")
         costs = pacing.forward_costs(model.backbone, model.spec, settings.prefix, settings.rounds, model.costs.gain)
-        model.measured = Measured(costs, {}, TODAY)
+        model.measured = Measured(costs, {}, "")
         yield sections.costs_section(costs)
     say("answers by mode, batch size and workload …")
     rows = answers.by_mode(model, modes, settings.names("workload"), batches, limit)
@@ -160,7 +161,19 @@ def _by_mode(model: Model, settings: Bench, say: Say) -> Iterator[Section]:
         say("mode threshold by threshold and schedule …")
         thresholds = answers.by_threshold(model, settings.shares("thresholds"), batches, limit)
         yield sections.threshold_section(thresholds)
-    if costs is not None and not settings.quick:
-        found = Measured(replace(costs, gain=gain_of(rows, costs.gain)), rates_of(rows, thresholds), TODAY)
-        model.measured = found
-        say(f"mode auto goes by {write_measured(found, model.backbone, model.checkpoint.path)} from now on")
+    if costs is not None and _representative(settings, modes):
+        costs = replace(costs, gain=gain_of(rows, costs.gain))
+        model.measured = Measured(costs, rates_of(rows, thresholds), date.today().isoformat())
+        try:
+            say(
+                f"mode auto goes by {write_measured(model.measured, model.backbone, model.checkpoint.path)} from now on"
+            )
+        except CheckpointError as error:
+            say(f"note: {error}; mode auto goes on without this measurement")
+
+
+def _representative(settings: Bench, modes: list[str]) -> bool:
+    """Whether a run says enough of a model to choose modes by: all kinds of text, of some length, in both modes that
+    are compared."""
+    whole = set(settings.names("workload")) == set(WORKLOADS) and settings.max_new_tokens >= LONG
+    return whole and not settings.quick and {"ar", "verified"} <= set(modes)

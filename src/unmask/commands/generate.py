@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     read(Decoding, chosen, flags=chosen)
     prompts = _prompts(args)
     model = load_model(args)
-    why = _check_settings(model, chosen)
+    why = _check_settings(model, chosen, args.json)
     requests = [_request(model, prompt, args.raw, chosen) for prompt in prompts]
     alone = len(prompts) == 1 and not args.json
     with _progress(len(prompts)) as advance:
@@ -72,7 +72,7 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts_from_stdin()
 
 
-def _check_settings(model: Any, chosen: dict[str, Any]) -> str:
+def _check_settings(model: Any, chosen: dict[str, Any], as_json: bool) -> str:
     """Refuse settings that no prompt can be answered with on this model; warn of those that change nothing. Returns
     why mode auto chose as it did, "" for another mode."""
     try:
@@ -83,6 +83,8 @@ def _check_settings(model: Any, chosen: dict[str, Any]) -> str:
     for name, reason in ineffective(chosen, settings).items():
         flag = flag_of(name if chosen[name] is not False else f"no_{name}")
         print(f"warning: {flag} has no effect {reason}", file=sys.stderr)
+    if wanted.logprobs is not None and not as_json:
+        print("warning: --logprobs shows with --json only", file=sys.stderr)
     why: str = model.chosen(wanted).why
     return why
 
@@ -136,8 +138,8 @@ def _printed(events: Iterator[Any], prompts: list[Prompt], *, alone: bool, as_js
 def _object(answer: Any, batch: int) -> dict[str, Any]:
     """The contract's keys; logprobs where asked for; `batch_seconds` only where several answers share the time."""
     row = {key: getattr(answer, key) for key in KEYS}
-    if answer.laws is not None:
-        row["logprobs"] = [_law(token, *law) for token, law in zip(answer.token_ids, answer.laws, strict=True)]
+    if answer.logprobs is not None:
+        row["logprobs"] = [_law(token, *law) for token, law in zip(answer.token_ids, answer.logprobs, strict=True)]
     return row | {"batch_seconds": answer.batch_seconds} if batch > 1 else row
 
 

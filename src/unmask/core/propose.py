@@ -8,7 +8,7 @@ from torch.nn import functional
 
 CHUNK = 256
 
-Law = tuple[float, tuple[tuple[int, float], ...]]
+Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 """A token's log-probability, and the likeliest tokens with theirs, the likeliest first."""
 
 
@@ -36,11 +36,12 @@ class Proposals:
         """The proposals of the slots start … stop - 1."""
         return Proposals(*(None if v is None else v[start:stop] for v in vars(self).values()))  # type: ignore[arg-type]
 
-    def law(self, slot: int, most: int) -> Law:
-        """A slot's log-probability and its `most` likeliest tokens."""
+    def logprobs_of(self, slot: int, most: int) -> Logprobs:
+        """A slot's log-probability and its `most` likeliest tokens, fewer where no more have a chance."""
         assert self.logprob is not None and self.likeliest is not None and self.logprobs is not None
         ids, values = self.likeliest[slot, :most].tolist(), self.logprobs[slot, :most].tolist()
-        return float(self.logprob[slot]), tuple(zip(ids, values, strict=True))
+        likeliest = tuple((i, value) for i, value in zip(ids, values, strict=True) if value > -torch.inf)
+        return float(self.logprob[slot]), likeliest
 
 
 def propose(
@@ -81,10 +82,10 @@ def propose(
         tokens[at], chance[at] = _draw(probability[at], top_p[drawn].to(allowed), uniform[drawn].to(allowed))
     surprise = torch.special.entr(probability).sum(dim=-1).cpu() if entropy else None
     found = Proposals(tokens.cpu(), peak.isfinite().cpu(), chance.cpu() if confidence else None, surprise)
-    return found if plain is None else _with_laws(found, plain, likeliest or 0)
+    return found if plain is None else _with_logprobs(found, plain, likeliest or 0)
 
 
-def _with_laws(found: Proposals, plain: Tensor, k: int) -> Proposals:
+def _with_logprobs(found: Proposals, plain: Tensor, k: int) -> Proposals:
     """The proposals with what `plain` [slot, vocab] has as log-probabilities."""
     values, ids = plain.topk(k)
     logprob = plain.gather(-1, found.tokens.to(plain.device).unsqueeze(-1)).squeeze(-1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def accepted(draft: Sequence[int], target: Sequence[int]) -> int:
-    """How many tokens of the draft, from its beginning, are the target's too (greedy form).
+    """How many tokens of the draft, from its beginning, are the target's too.
 
     `target[i]` is what autoregression writes after the draft's first i tokens, so it counts only while all of those
     were accepted; the target's next token after the accepted ones is then right as well.

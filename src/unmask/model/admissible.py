@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unmask.auto import Admissible
 from unmask.errors import CheckpointError
-from unmask.model.files import read_json
+from unmask.model.files import read_json, replace_text
 from unmask.model.sources import DEMO, home
 
 NAME = "admissible.json"
@@ -43,14 +43,7 @@ def write_admissible(record: Admissible, model: str, directory: Path) -> Path:
     """
     print_ = fingerprint(directory)
     file = directory / NAME if _users_own(model, directory) else home() / "admissible" / _file_name(print_)
-    text = json.dumps(asdict(record) | {"fingerprint": print_}, indent=2, default=str) + "\n"
-    fresh = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(file)
-    except OSError as e:
-        raise CheckpointError(f"cannot write {file}: {e.strerror}") from None
+    replace_text(file, json.dumps(asdict(record) | {"fingerprint": print_}, indent=2, default=str) + "\n")
     return file
 
 

@@ -46,6 +46,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, making its directory, so that whoever reads it finds the old text or the new one.
+
+    CheckpointError where it cannot be written; nothing is left behind then.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {e.strerror}") from None
+
+
 def inspect_weights(directory: Path) -> Weights:
     """Read every safetensors header; CheckpointError for a missing shard, a damaged file, or pickled weights only."""
     files = _weight_files(directory)
