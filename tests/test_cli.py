@@ -314,6 +314,39 @@ def test_a_checkpoint_without_mask_id_and_tokenizer_says_what_to_give(cli):
     fails(cli("generate", "--model", GOLDEN / "tiny_tied", "--mask-id", 511, "--prompt", "a"), "no tokenizer")
 
 
+def test_logprobs_come_with_json_and_are_natural_logarithms(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 5, "--logprobs", 2)
+    code, out, err = cli(*words, "--json")
+    answer = json.loads(out)
+    assert code == 0 and [each["token_id"] for each in answer["logprobs"]] == answer["token_ids"]
+    for each in answer["logprobs"]:
+        assert len(each["likeliest"]) == 2 and each["logprob"] <= 0
+        assert each["likeliest"][0] == {"token_id": each["token_id"], "logprob": pytest.approx(each["logprob"])}, (
+            "greedy"
+        )
+    assert "warning: --logprobs shows with --json only" in cli(*words)[2]
+    fails(cli(*words, "--mode", "threshold"), "--logprobs is 2, but mode threshold")
+
+
+def test_the_last_line_says_what_auto_took_and_why(cli, causal):
+    assert (
+        "mode verified (ar's text; unmask bench measures how much sooner)"
+        in cli("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 2)[2]
+    )
+    assert cli("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 2, "--mode", "ar")[2].endswith(
+        "mode ar\n"
+    )
+
+
+def test_sampled_text_is_the_same_in_modes_ar_and_verified(cli, causal):
+    words = ("generate", "--model", causal, "--prompt", "a", "--temperature", 0.9, "--max-new-tokens", 20, "--json")
+    one, two, other = (
+        json.loads(cli(*words, "--mode", mode, "--seed", seed)[1])["token_ids"]
+        for mode, seed in (("ar", 3), ("verified", 3), ("verified", 4))
+    )
+    assert one == two != other
+
+
 def test_a_setting_in_a_line_is_warned_of_once(cli, causal, tmp_path):
     file = tmp_path / "p.jsonl"
     rows = [{"prompt": "a", "id": 3, "max_new_tokens": 2}, {"prompt": "b", "seed": 1}, {"prompt": "c", "seed": 2}]

@@ -133,14 +133,15 @@ class Fallible(ScriptedBackbone):
         return super().forward(cache, rows, feeds)
 
 
-def test_all_kinds_of_steps_occur_and_are_counted():
-    asked = Decoding(mode="verified", max_new_tokens=90)
+@pytest.mark.parametrize("lookup, expected", [(True, "text"), (False, "rest")])
+def test_all_kinds_of_steps_occur_and_are_counted(lookup, expected):
+    asked = Decoding(mode="verified", max_new_tokens=90, prompt_lookup=lookup)
     [answer] = found([Request([1] * 5, asked)], SCRIPTED, Fallible(), costs=costs(0.05, 2.5, 0.05, 5.0))
     assert answer.token_ids == [(position * position) % 40 for position in range(5, 95)]
     kinds, sources = answer.forwards_by_kind, Counter(source for source, _, _ in answer.checks)
-    assert set(sources) >= {"draft", "text", "rest"} and kinds.get("ar", 0) == sources["none"]
+    assert set(sources) >= {"draft", expected} and kinds.get("ar", 0) == sources["none"]
     assert kinds["check"] == len(answer.checks) - sources["none"]
-    assert max(kept for source, _, kept in answer.checks if source == "rest") >= 2, "what a draft left was right"
+    assert max(kept for source, _, kept in answer.checks if source == expected) >= 2
     assert sum(kept + 1 for _, _, kept in answer.checks) + 1 == len(answer.token_ids) == 90
     assert all(0 <= kept <= n for _, n, kept in answer.checks)
 

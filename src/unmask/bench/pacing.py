@@ -15,8 +15,8 @@ from unmask.resolve import resolve
 from unmask.row import Block, Row, Step
 from unmask.verified import check, draft
 
-CLEAN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
-DRAFT = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96)
+CLEAN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 24, 32, 64, 96)
+DRAFT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 96)
 
 
 def forward_costs(backbone: Any, spec: BlockSpec, prefix: int, rounds: int, gain: float) -> Costs:
