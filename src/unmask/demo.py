@@ -171,13 +171,15 @@ def _peer_figures(answered: list[Answered]) -> dict[str, float]:
 
 def _kind_figures(kind: str, answered: list[Answered]) -> dict[str, float]:
     figures: dict[str, float] = {}
-    ar, verified = _total("ar", answered), _total("verified", answered)
+    ar = _total("ar", answered)
     for name in answered[0].by_setting:
         total = _total(name, answered)
         figures[f"{name}_vs_ar_{kind}"] = total.tokens_per_second / ar.tokens_per_second
         figures[f"{name}_tokens_per_forward_{kind}"] = total.tokens_per_forward
-    checks = sum(item.by_setting["verified"].forwards_by_kind.get("check", 0) for item in answered)
-    figures[f"verified_tokens_per_pair_{kind}"] = verified.tokens / max(1, checks)
+    pairs = [
+        kept + 1 for item in answered for source, _, kept in item.by_setting["verified"].checks if source == "draft"
+    ]
+    figures[f"verified_tokens_per_pair_{kind}"] = sum(pairs) / max(1, len(pairs))
     return figures
 
 

@@ -20,7 +20,7 @@ DRAFT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 96)
 
 
 def forward_costs(backbone: Any, spec: BlockSpec, prefix: int, rounds: int, gain: float) -> Costs:
-    """Median seconds of checks and drafts behind `prefix` positions of one row, all logits read and proposals made."""
+    """Least seconds of checks and drafts behind `prefix` positions of one row, all logits read and proposals made."""
     row = Row([1] * (prefix + 1), resolve(Decoding(mode="ar"), spec), spec)
     cache = backbone.new_cache(1, prefix + 1 + max(CLEAN))
     backbone.forward(cache, [0], [row.causal("prefill", row.prompt[:-1], 0).feed])
@@ -29,7 +29,7 @@ def forward_costs(backbone: Any, spec: BlockSpec, prefix: int, rounds: int, gain
 
     def timed(steps: Mapping[str, Step]) -> tuple[tuple[int, float], ...]:
         works = {n: partial(_take, backbone, cache, step, spec.mask_id) for n, step in steps.items()}
-        return tuple((int(n), seconds) for n, seconds in in_turn(works, rounds).items())
+        return tuple((int(n), seconds) for n, seconds in in_turn(works, rounds, min).items())
 
     return Costs(timed(checks), timed(drafts), gain)
 

@@ -88,7 +88,7 @@ def modes_section(rows: list[Row]) -> Section:
 def costs_section(costs: Costs) -> Section:
     section = Section(
         "What a step costs, by positions",
-        "Median milliseconds of a check and of a draft over so many positions, proposals included: what mode verified "
+        "Least milliseconds of a check and of a draft over so many positions, proposals included: what mode verified "
         "chooses by.",
         ("positions", "check ms", "draft ms"),
     )

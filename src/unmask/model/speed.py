@@ -14,26 +14,36 @@ from typing import Any
 import torch
 
 from unmask.auto import Measured
-from unmask.core.pace import Costs
+from unmask.core.pace import Costs, Curve
 from unmask.errors import CheckpointError
 from unmask.limits import processor
 from unmask.model.admissible import fingerprint
 from unmask.model.files import replace_text
 from unmask.model.sources import Say, home, say_on_stderr
 
-SLOPES = {"fp32": (0.09, 0.7, 0.05), "bf16": (0.1, 1.0, 0.08), "int8": (0.17, 1.0, 0.18)}
-"""Assumed of CPUs, by the kind that weights are held in, in forwards over one position: what each further position of a
-check adds; what a draft takes at least, and what each of its positions adds."""
-FLAT = (0.01, 1.0, 0.01)
-"""Of a GPU, where few positions cost hardly more than one."""
+CPU: dict[str, tuple[Curve, Curve]] = {
+    "fp32": (
+        ((1, 1.0), (2, 1.15), (6, 1.35), (7, 1.7), (12, 2.0), (16, 2.6), (32, 4.2), (96, 11.0)),
+        ((2, 0.5), (4, 0.53), (6, 0.67), (8, 0.9), (16, 1.6), (32, 3.0), (96, 9.2)),
+    ),
+    "bf16": (
+        ((1, 1.0), (2, 1.1), (6, 2.0), (7, 2.4), (12, 3.0), (16, 4.5), (32, 7.5), (96, 18.0)),
+        ((2, 0.83), (4, 1.0), (6, 1.25), (8, 1.65), (16, 2.9), (32, 5.5), (96, 16.0)),
+    ),
+    "int8": (
+        ((1, 1.0), (2, 1.15), (6, 1.6), (7, 1.9), (12, 3.3), (16, 4.1), (32, 7.5), (96, 22.0)),
+        ((2, 1.65), (4, 1.95), (6, 2.4), (8, 3.1), (16, 5.4), (32, 10.3), (96, 31.0)),
+    ),
+}
+"""Assumed of CPUs where nothing was measured, by the kind that weights are held in: checks and drafts, in forwards over
+one position. Measured of the demo model on two cores with AVX2."""
+GPU: tuple[Curve, Curve] = ((1, 1.0), (128, 2.3)), ((2, 1.0), (128, 2.3))
+"""Of GPUs, where few positions cost hardly more than one. A guess."""
 
 
 def assumed(backbone: Any) -> Costs:
     """Costs where nothing was measured."""
-    kind = getattr(backbone, "kind", "fp32")
-    each, least, slope = FLAT if backbone.device.type != "cpu" else SLOPES[kind]
-    points = (1, 128)
-    return Costs(tuple((n, 1 + each * (n - 1)) for n in points), tuple((n, least + slope * n) for n in points))
+    return Costs(*(CPU[getattr(backbone, "kind", "fp32")] if backbone.device.type == "cpu" else GPU))
 
 
 def write_measured(measured: Measured, backbone: Any, directory: Path) -> Path:
