@@ -1,6 +1,7 @@
 """Mode verified that drafts as far as it pays: whatever it tries, the text is mode ar's, greedy and sampled."""
 
 import math
+import os
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -104,17 +105,10 @@ EXACT = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=int(os.environ.get("UNMASK_CASES", "60")), deadline=None)
 @given(st.data())
 def test_verified_is_ar_greedy_and_sampled_in_any_batch(data):
-    same_as_ar(data, EXACT)
-
-
-@pytest.mark.slow
-@settings(max_examples=700, deadline=None)
-@given(st.data())
-def test_verified_is_ar_in_two_thousand_cases(data):
-    """About three rows a draw."""
+    """About three rows a case; UNMASK_CASES=700 makes them two thousand."""
     same_as_ar(data, EXACT)
 
 
