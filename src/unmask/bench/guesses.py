@@ -25,7 +25,7 @@ def guesses_section(rows: list[Row], hot: list[Row]) -> Section:
                     section.row(row["workload"], name, len(own), guessed, kept, share)
     plain = {row["workload"]: row for row in rows if row["mode"] == PLAIN and row["batch"] == smallest}
     slots = {workload: _by_slot(row["guesses"]) for workload, row in plain.items()}
-    section.lines("acceptance by slot of a draft, those before it accepted", "slot", slots)
+    section.lines("acceptance by slot of a draft", "slot", slots)
     for workload, points in slots.items():
         section.figures |= {f"acceptance_{workload}_slot{slot}": share for slot, share in points}
     first = [row for row in rows if row["batch"] == smallest]
