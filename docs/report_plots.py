@@ -2,7 +2,8 @@
 
     python docs/report_plots.py runs/sweep/report.html "Score by threshold" "Tokens per second by threshold"
 
-Each goes to docs/images/NAME.svg, its name made of its title; on white, since a picture does not know the page's colours.
+Each goes to docs/images/NAME.svg, its name made of its title; on white, since a picture does not know its page's
+colours.
 """
 
 import re
