@@ -3,7 +3,7 @@
     python bench/verified_equality.py --model demo --prompts questions.jsonl --limit 500 --max-new-tokens 24
 
 Mode ar answers each prompt alone; mode verified alone, in batches of four, and in batches of four in which every other
-row is in another mode; then both again at temperature 0.8 with seeds. Counts equal texts. Where two part, it says where
+row is in another mode; all that at each temperature, above 0 with seeds. Counts equal texts. Where two part, it says where
 and how far apart mode ar's two likeliest tokens are there, in nats: a near-tie may be settled by rounding on a backbone
 whose sums depend on how many positions are computed together. Exit code 1 where a text differs.
 """
@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL with prompt, messages or question")
     parser.add_argument("--limit", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=24)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--out", type=Path, help="where the counts go, as JSON")
     args = parser.parse_args()
     model, prompts = (
@@ -73,7 +74,7 @@ def main() -> int:
         prompts_of(args.prompts, args.limit),
     )
     counts: dict[str, Any] = {"prompts": len(prompts), "max_new_tokens": args.max_new_tokens, "model": args.model}
-    for temperature in (0.0, 0.8):
+    for temperature in args.temperature:
         asked = {"max_new_tokens": args.max_new_tokens, "temperature": temperature}
         model.batch_size, began = 1, time.perf_counter()
         requests = [model.request(p, mode="ar", seed=n, logprobs=2, **asked) for n, p in enumerate(prompts)]

@@ -8,7 +8,7 @@ from tiny import MASK, byte_tokenizer, tiny_model
 
 import unmask
 from unmask import cli, limits
-from unmask.bench import clock, footprint
+from unmask.bench import clock, footprint, run
 from unmask.bench.answers import answered, compared, equal_texts, prompts_of, rate, ratio
 from unmask.bench.run import faster_peer
 from unmask.bench.sections import modes_figures
@@ -29,6 +29,7 @@ def causal(tmp_path_factory):
 
 def test_every_section_and_figure(causal, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("UNMASK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(run, "LONG", 4)
     monkeypatch.setattr(footprint, "first_token", lambda ref, dtype: 1.0)
     monkeypatch.setattr(footprint, "memory", lambda ref, dtype: {"peak": 3.0, "minimum": 2.0})
     words = ["bench", "--model", str(causal), "--out", str(tmp_path / "out"), "--rounds", "1", "--batch", "1,16"]
