@@ -3,9 +3,9 @@
     python bench/verified_equality.py --model demo --prompts questions.jsonl --limit 500 --max-new-tokens 24
 
 Mode ar answers each prompt alone; mode verified alone, in batches of four, and in batches of four in which every other
-row is in another mode; all that at each temperature, above 0 with seeds. Counts equal texts. Where two part, it says where
-and how far apart mode ar's two likeliest tokens are there, in nats: a near-tie may be settled by rounding on a backbone
-whose sums depend on how many positions are computed together. Exit code 1 where a text differs.
+row is in another mode; all that at each temperature, above 0 with seeds. Counts equal texts. Where two part, it says
+where, and how far apart mode ar's two likeliest tokens are there, in nats: a near-tie may be settled by rounding on a
+backbone whose sums depend on how many positions are computed together. Exit code 1 where a text differs.
 """
 
 import argparse
