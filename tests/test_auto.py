@@ -34,7 +34,7 @@ def test_what_was_asked_for_stays():
 
 
 def test_without_any_measurement_it_is_what_cannot_lose():
-    assert took() == ("verified", "ar's text; unmask bench measures how much sooner")
+    assert took() == ("verified", "ar's text; unmask bench has not measured here how much sooner")
     assert took(spec=BLOCK)[0] == "threshold" and took(spec=None) == ("ar", "a plain model")
     assert took(Decoding(temperature=0.7))[0] == "verified"
     assert took(Decoding(logprobs=2))[0] == "verified" and took(Decoding(logprobs=2), BLOCK)[0] == "ar"
@@ -67,7 +67,11 @@ def test_threshold_only_for_a_loss_that_the_gate_allows_and_where_it_is_faster()
     "wanted, known, why",
     [
         ({}, {"measured": measured(60.0, 90.0)}, "no gate has measured what threshold loses (unmask evaluate --gate)"),
-        ({}, {"admissible": replace(GATED, thresholds=())}, "no threshold kept within 1 points"),
+        (
+            {},
+            {"admissible": replace(GATED, thresholds=())},
+            "the gate was held to 1 points over 900 items, and no threshold passed",
+        ),
         ({"max_loss": 0.5}, {"admissible": GATED}, "the gate allowed 1 points, more than 0.5"),
         ({}, {"admissible": GATED}, "bench has not measured threshold 0.8 here"),
         (

@@ -330,7 +330,7 @@ def test_logprobs_come_with_json_and_are_natural_logarithms(cli, causal):
 
 def test_the_last_line_says_what_auto_took_and_why(cli, causal):
     assert (
-        "mode verified (ar's text; unmask bench measures how much sooner)"
+        "mode verified (ar's text; unmask bench has not measured here how much sooner)"
         in cli("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 2)[2]
     )
     assert cli("generate", "--model", causal, "--prompt", "a", "--max-new-tokens", 2, "--mode", "ar")[2].endswith(

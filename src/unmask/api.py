@@ -85,6 +85,8 @@ class Model:
         """
         settings = self.chosen(read(Decoding, fields)).decoding
         self.resolved(settings)
+        if settings.mode == "verified" and hasattr(self.backbone, "prepare"):
+            self.backbone.prepare()  # before any clock runs
         return settings
 
     def chosen(self, settings: Decoding) -> Choice:

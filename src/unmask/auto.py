@@ -90,7 +90,7 @@ def _lossless(wanted: Decoding, measured: Measured | None, batch: int) -> Choice
     always full, and it goes by how full it is."""
     found = {} if measured is None else measured.times_ar("verified", batch)
     if measured is None or not found:
-        return Choice(replace(wanted, mode="verified"), "ar's text; unmask bench measures how much sooner")
+        return Choice(replace(wanted, mode="verified"), "ar's text; unmask bench has not measured here how much sooner")
     n = max(found, key=lambda n: found[n])
     what = f"verified is {found[n]:.2f} times ar at batch {n} here (bench of {measured.when})"
     return Choice(replace(wanted, mode="verified" if found[n] >= 1 else "ar"), what)
@@ -129,7 +129,7 @@ def _within(wanted: Decoding, record: Admissible | None) -> tuple[float | None, 
     if record is None:
         return None, "no gate has measured what threshold loses (unmask evaluate --gate)"
     if record.lowest is None:
-        return None, f"no threshold kept within {record.points:g} points"
+        return None, f"the gate was held to {record.points:g} points over {record.items} items, and no threshold passed"
     if record.points > wanted.max_loss:
         return None, f"the gate allowed {record.points:g} points, more than {wanted.max_loss:g}"
     return (record.lowest if asked == Decoding.threshold else max(asked, record.lowest)), ""

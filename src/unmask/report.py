@@ -147,7 +147,14 @@ class Report:
         return ", ".join(f"{name} {value}" for name, value in flat(self.machine).items())
 
     def _markdown(self) -> str:
-        return "\n".join([f"# {self._heading}", "", self._where, "", *(section.text() for section in self.sections)])
+        head = [f"# {self._heading}", "", self._where, "", self._how, ""]
+        return "\n".join([*head, *(section.text() for section in self.sections)])
+
+    @property
+    def _how(self) -> str:
+        """The settings that say something, in a line."""
+        told = {name: value for name, value in flat(dict(self.settings)).items() if value not in (None, "", False)}
+        return "; ".join(f"{name} {value}" for name, value in told.items() if value != [] and value != ())
 
     def _html(self) -> str:
         parts = [f"<h1>{html.escape(self._heading)}</h1>"]

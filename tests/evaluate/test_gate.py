@@ -241,10 +241,14 @@ def test_few_items_do_not_undo_an_earlier_record_and_more_do(saved):
     assert admissible(few, {}).undecided == (0.9,) and admissible(few, {}).refused == (0.5,)
     assert store(few, str(saved), saved, {}, said.append) is None and (saved / "admissible.json").read_text() == before
     assert said == [
-        "the earlier record of thresholds for mode auto, of 2000 items, is kept: 100 items are too few to decide"
+        "the earlier record of thresholds for mode auto, of 2000 items, is kept: this run has 100, too few to take its "
+        "place"
     ]
     other = gate([scored(AR, right(100)), scored(contender("threshold", threshold=0.8), right(100))], 1.0)
     assert store(other, str(saved), saved, {}, said.append) is None and len(said) == 2
+    failed = gate([scored(AR, right(5)), scored(contender("threshold", threshold=0.9), right(5, 1))], 1.0)
+    assert admissible(failed, {}).refused == (0.9,), "decided, but by five items"
+    assert store(failed, str(saved), saved, {}, said.append) is None and len(said) == 3
     store(gated(lost=200), str(saved), saved, {})  # as many items, and a clear answer
     assert read_admissible(str(saved), saved).refused == (0.9,)
     store(gate(ran(3000, threshold=(36, 20)), 1.0), str(saved), saved, {})  # undecided, but of more items

@@ -245,6 +245,10 @@ def test_two_reports_are_compared(evaluate, tmp_path, capsys):
     ("words", "said"),
     [
         (("--modes", "fast"), "modes is 'fast'; allowed: ar, threshold, verified"),
+        (
+            ("--modes", "ar", "--sweep", "threshold=0.5"),
+            "sweep is 'threshold=0.5', which changes nothing in ar; add a mode",
+        ),
         (("--sweep", "speed=1"), "sweep is 'speed=1'; allowed: NAME=A,B with NAME one of threshold"),
         (("--sweep", "threshold=2"), "threshold is 2.0; allowed: from 0 to 1"),
         (("--sweep", "batch_size=0"), "allowed for batch_size: whole numbers above 0"),

@@ -142,13 +142,15 @@ def _reported(ref: str, found: Any, floor: dict[str, float], args: argparse.Name
     made = report.write(
         found.outcomes, found.skipped, settings, found.made_with, args.out, title=f"unmask evaluate: {ref}", more=more
     )
-    print(made.sections[0].text())
+    print("\n".join(section.text() for section in [made.sections[0], *more]))
+    for name, why in found.skipped.items():
+        print(f"skipped: {name}: {why}")
     print(f"wrote {args.out}/report.json, report.md, report.html and items.jsonl")
     if args.gate is None:
         return 0
     stored = gate.store(verdicts, ref, found.directory, found.made_with)
     if stored is not None:
-        print(f"thresholds that mode auto may take are in {stored}")
+        print(f"what the gate found of thresholds, for mode auto, is in {stored}")
     return 0 if gate.held(verdicts) else gate.NOT_HELD
 
 

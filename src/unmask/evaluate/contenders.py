@@ -63,7 +63,7 @@ def _points(text: str, before: list[Contender], models: list[Contender]) -> Iter
     swept = dict(axes)
     if len(swept) < len(axes):
         raise ConfigError(f"sweep is '{text}'; allowed: each NAME once, with all its values, as threshold=0.5,0.9")
-    there = {_identity(contender) for contender in before}
+    there, effective = {_identity(contender) for contender in before}, False
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
         for model in models:
@@ -72,6 +72,7 @@ def _points(text: str, before: list[Contender], models: list[Contender]) -> Iter
                 mine["batch_size"] = chosen["batch_size"]
             if not mine:
                 continue
+            effective = True
             decoding = {**model.decoding, **{k: v for k, v in mine.items() if k != "batch_size"}}
             name = " ".join([model.mode, *(f"{key}={value}" for key, value in mine.items())])
             point = dataclasses.replace(
@@ -80,6 +81,11 @@ def _points(text: str, before: list[Contender], models: list[Contender]) -> Iter
             if _identity(point) not in there:
                 there.add(_identity(point))
                 yield point
+    if not effective:
+        raise ConfigError(
+            f"sweep is '{text}', which changes nothing in {', '.join(model.name for model in models)}; "
+            "add a mode in which it does to modes"
+        )
 
 
 def _identity(contender: Contender) -> tuple[Any, ...]:

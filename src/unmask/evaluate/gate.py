@@ -176,7 +176,8 @@ def store(
 ) -> Path | None:
     """Store what the gate says of mode threshold with the model; returns the file, None where nothing is stored.
 
-    What has too few items does not take the place of an earlier record of at least as many, which `say` is told.
+    An earlier record of more items stays, and one of as many where this run leaves open what that had decided; `say` is
+    told.
 
     model: the reference as given. directory: where it was found (`Checkpoint.path`).
     """
@@ -185,10 +186,10 @@ def store(
         return None
     with contextlib.suppress(CheckpointError):  # a damaged record is replaced
         before = read_admissible(model, directory)
-    if before is not None and before.items >= found.items and _undoes(found, before):
+    if before is not None and (before.items > found.items or before.items == found.items and _undoes(found, before)):
         say(
-            f"the earlier record of thresholds for mode auto, of {before.items} items, is kept: {found.items} items "
-            "are too few to decide"
+            f"the earlier record of thresholds for mode auto, of {before.items} items, is kept: this run has "
+            f"{found.items}, too few to take its place"
         )
         return None
     return write_admissible(found, model, directory)

@@ -30,9 +30,9 @@ def samples_section(outcomes: Sequence[Outcome]) -> Section:
     shown += [each for each in mains(outcomes) if each.role != "model" and each.mode == "ar"]
     names = [task for task in tasks(outcomes) if any(o.task == task and o.kind == "generation" for o in outcomes)]
     about = (
-        f"Up to {SAMPLES} items of each task: first those that one mode gets right and another wrong, then those with "
-        "other words, then the rest. Words that mode ar does not have there are marked, words that only mode ar "
-        "has are struck out."
+        f"On the page (report.html): up to {SAMPLES} items of each task, first those that one mode gets right and "
+        "another wrong, then those with other words, then the rest. Words that mode ar does not have there are marked, "
+        "words that only mode ar has are struck out."
     )
     chosen = "".join(f"<option>{html.escape(task)}</option>" for task in names)
     filter_ = f'<label>Task <select id="task"><option value="">all</option>{chosen}</select></label>'

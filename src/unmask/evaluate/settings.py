@@ -63,7 +63,7 @@ class Evaluate:
     samples: int = option(
         4, help="draws of the masked likelihood estimate (mode threshold)", check=_positive, allowed="at least 1"
     )
-    seed: int = option(0, help="of everything that is drawn: items, worked examples, masks, sampled answers")
+    seed: int = option(0, help="of everything that is drawn: items, worked examples, masks")
     data: str | None = option(
         None, help="files that stand in for the hub, as gsm8k_test.jsonl; default: $UNMASK_DATA", metavar="DIR"
     )

@@ -49,6 +49,11 @@ class NativeBackbone:
     def new_cache(self, rows: int, capacity: int) -> CpuCache:
         return CpuCache(self.network.parts, rows, capacity)
 
+    def prepare(self) -> None:
+        """Make what the first draft that is checked would otherwise wait for."""
+        if self.has_adapter and self.kind in ROUGH and self.rough_network is None:
+            self.rough_network = CpuNetwork(rough_parts(self.network.parts))
+
     def apart(self, feed: Feed) -> bool:
         """Whether a feed is computed by another network than the rest, and so in a forward of its own."""
         return self.has_adapter and self.kind in ROUGH and feed.draft and feed.checked
@@ -61,8 +66,8 @@ class NativeBackbone:
     def _network(self, feed: Feed) -> CpuNetwork:
         if not self.apart(feed):
             return self.network
-        if self.rough_network is None:
-            self.rough_network = CpuNetwork(rough_parts(self.network.parts))
+        self.prepare()
+        assert self.rough_network is not None
         return self.rough_network
 
 
