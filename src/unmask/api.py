@@ -85,7 +85,7 @@ class Model:
         """
         settings = self.chosen(read(Decoding, fields)).decoding
         self.resolved(settings)
-        if settings.mode == "verified" and hasattr(self.backbone, "prepare"):
+        if settings.mode == "verified":
             self.backbone.prepare()  # before any clock runs
         return settings
 

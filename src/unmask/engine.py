@@ -329,7 +329,7 @@ class Engine:
         began = time.perf_counter()
         logits = self.backbone.forward(self.cache, [live.slot for live in group], [step.feed for step in steps])
         ended = time.perf_counter()
-        found, at = _propose(logits, steps, None if self.spec is None else self.spec.mask_id), 0
+        found, at = proposals(logits, steps, None if self.spec is None else self.spec.mask_id), 0
         self.seconds["propose"] += time.perf_counter() - ended
         widths = [len(step.feed.tokens) for step in steps]
         for step, width in zip(steps, widths, strict=True):
@@ -376,7 +376,7 @@ def _width(live: Live) -> int:
     return 0 if live.step is None else len(live.step.feed.tokens)
 
 
-def _propose(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> Proposals:
+def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> Proposals:
     """One proposal for all slots of a forward, each with the settings of its own row."""
     reads = [len(step.feed.read) for step in steps]
     return propose(

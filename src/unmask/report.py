@@ -153,8 +153,10 @@ class Report:
     @property
     def _how(self) -> str:
         """The settings that say something, in a line."""
-        told = {name: value for name, value in flat(dict(self.settings)).items() if value not in (None, "", False)}
-        return "; ".join(f"{name} {value}" for name, value in told.items() if value != [] and value != ())
+        told = flat(dict(self.settings)).items()
+        return "; ".join(
+            f"{name} {value}" for name, value in told if value not in (None, "", [], ()) and value is not False
+        )
 
     def _html(self) -> str:
         parts = [f"<h1>{html.escape(self._heading)}</h1>"]

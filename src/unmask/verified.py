@@ -65,7 +65,7 @@ def paced(row: Row, costs: Costs) -> Program:
         if n and not guess.drafted:
             row.block = _shown(row, guess)
         found = yield check(row, list(guess.tokens), "check" if n else "ar")
-        kept, done = settle(row, guess.kinds[0].split()[0] if n else "none", guess.tokens, found)
+        kept, done = settle(row, guess.source, guess.tokens, found)
         pace.learn(guess, slots if drafting else 0, kept)
         left = left.rest(kept, int(found.tokens[kept]))
 

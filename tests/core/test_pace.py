@@ -91,6 +91,8 @@ def test_what_a_draft_leaves_stands_behind_the_corrected_token():
     assert left.rest(0, 12).tokens == [13] and left.rest(0, 12).kinds == ["rest 0"]
     unchecked = draft.rest(1, 11)
     assert unchecked.tokens == [12, 13] and unchecked.kinds == ["draft 3", "draft 0"], "that one was right"
+    assert [guess.source for guess in (draft, left, unchecked)] == ["draft", "rest", "rest"], "one draft, one forward"
+    assert looked_up(2, [1]).source == "text" and draft.first(0).source == "none"
     assert draft.rest(4, 5).tokens == [] == draft.rest(3, 13).tokens
 
 

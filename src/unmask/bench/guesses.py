@@ -1,5 +1,7 @@
 """What mode verified guesses, what is accepted of it, and where the time of a token goes."""
 
+from collections import Counter
+
 from unmask.bench.answers import PLAIN, Row, compared, rate
 from unmask.report import Section
 
@@ -59,10 +61,9 @@ def _by_slot(guesses: list[tuple[str, int, int]]) -> list[tuple[int, float]]:
 def _spent(rows: list[Row]) -> list[tuple[str, float]]:
     """Milliseconds per token by what they were spent on; other is all that is neither a forward nor a proposal."""
     tokens = max(1, sum(row["tokens"] for row in rows))
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for row in rows:
-        for name, seconds in row["spent"].items():
-            total[name] = total.get(name, 0.0) + seconds
+        total.update(row["spent"])
     total["other"] = max(0.0, sum(row["seconds"] for row in rows) - sum(total.values()))
     return [(name, 1e3 * seconds / tokens) for name, seconds in total.items()]
 

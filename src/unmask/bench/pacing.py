@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
 from unmask.bench.clock import in_turn
 from unmask.config import BlockSpec, Decoding
 from unmask.core.pace import Costs
-from unmask.core.propose import propose
+from unmask.engine import proposals
 from unmask.resolve import resolve
 from unmask.row import Block, Row, Step
 from unmask.verified import check, draft
@@ -35,5 +33,4 @@ def forward_costs(backbone: Any, spec: BlockSpec, prefix: int, rounds: int, gain
 
 
 def _take(backbone: Any, cache: Any, step: Step, mask_id: int) -> None:
-    logits, greedy = backbone.forward(cache, [0], [step.feed]), torch.zeros(len(step.feed.read))
-    propose(logits, mask_id, greedy, torch.ones(len(greedy)), greedy, confidence=step.confidence)
+    proposals(backbone.forward(cache, [0], [step.feed]), [step], mask_id)

@@ -58,6 +58,13 @@ class Guess:
     kinds: Sequence[str] = ()
     drafted: bool = False
 
+    @property
+    def source(self) -> str:
+        """Where it is from: draft, text, rest (of a draft that an earlier check was paid for), or none."""
+        if not self.tokens:
+            return "none"
+        return "draft" if self.drafted else "text" if self.kinds[0].startswith("text") else "rest"
+
     def first(self, n: int) -> "Guess":
         return Guess(self.tokens[:n], self.kinds[:n], self.drafted)
 

@@ -73,6 +73,10 @@ class Backbone(Protocol):
         """Buffers for `rows` rows of `capacity` positions; contents are undefined but finite."""
         ...
 
+    def prepare(self) -> None:
+        """Make what the first draft that is checked would otherwise wait for."""
+        ...
+
     def apart(self, feed: Feed) -> bool:
         """Whether a backbone that gates computes this feed with other weights, and so in a forward of its own."""
         ...

@@ -48,17 +48,21 @@ class UniversalBackbone:
     def new_cache(self, rows: int, capacity: int) -> StaticCache:
         return StaticCache(rows, capacity)
 
+    def prepare(self) -> None:
+        """Make the int8 copy that drafts which are checked come from, where there are draft adapters."""
+        if self.rough_model is None and self.draft_model is not self.model:
+            self.rough_model = rough_copy(self.draft_model)
+
     def apart(self, feed: Feed) -> bool:
         return feed.draft
 
     def _network(self, feed: Feed) -> Any:
-        """Which network computes a feed. A draft that is checked may come from an int8 copy, made at the first one."""
+        """Which network computes a feed. A draft that is checked may come from an int8 copy."""
         if not feed.draft:
             return self.model
         if not feed.checked or self.draft_model is self.model:
             return self.draft_model
-        if self.rough_model is None:
-            self.rough_model = rough_copy(self.draft_model)
+        self.prepare()
         return self.rough_model
 
     @torch.inference_mode()

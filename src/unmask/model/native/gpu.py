@@ -122,6 +122,9 @@ class GpuBackbone:
     def new_cache(self, rows: int, capacity: int) -> GpuCache:
         return GpuCache(self, rows, capacity)
 
+    def prepare(self) -> None:
+        """Drafts have no network of their own."""
+
     def apart(self, feed: Feed) -> bool:
         return False
 
