@@ -22,7 +22,7 @@ LAYERS = [
     {"adapt"},
     {"api"},
     {"demo", "plan", "spread"},
-    {"bench", "synthesize"},
+    {"bench", "synthesize", "serve"},
     {"evaluate"},
     {"commands"},
     {"cli", "__init__", "__main__"},
@@ -39,6 +39,11 @@ ONLY_IN = {
     "datasets": ("data", "evaluate"),
     "ray": "spread",
     "lm_eval": "evaluate",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "pydantic": "serve",
+    "prometheus_client": "serve",
     "reasoning_gym": "evaluate",
 }
 CORE_MAY_USE = {"torch", "math", "bisect", "dataclasses", "collections", "typing", "hashlib", "unmask"}
