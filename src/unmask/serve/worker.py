@@ -132,40 +132,42 @@ class Worker:
     def _run(self) -> None:
         try:
             self.model = self.load()
-            engine = self.make(self.model)
         except Exception as error:
             self._give_up(error)
             return
         crashes, began = 0, time.monotonic()
         while True:
             try:
-                with self.lock:
-                    self.rows = engine.batch_size
-                    self.state = "ok" if self.until is None else "stopping"
-                self.ready.set()
-                self._serve(engine)
+                self._serve(self._begun(self.model))
                 break
             except Exception as error:
                 crashes = 1 if time.monotonic() - began > CALM else crashes + 1
                 began = time.monotonic()
                 self._crashed(error)
-                if crashes >= PATIENCE:
+                if crashes >= PATIENCE or not self.ready.is_set():
                     self._give_up(error)
                     return
-                engine = self.make(self.model)
         self.state = "stopped"
+
+    def _begun(self, model: Model) -> Engine:
+        """An engine, from which on requests are taken."""
+        engine = self.make(model)
+        with self.lock:
+            self.rows = engine.batch_size
+            self.state = "ok" if self.until is None else "stopping"
+        self.ready.set()
+        return engine
 
     def _serve(self, engine: Engine) -> None:
         """Steps until the worker is told to stop and nothing is left, or no time."""
         while self._take(engine):
             for event in engine.step():
                 self._tell(event)
-            self.running = len(engine.live)
 
     def _take(self, engine: Engine) -> bool:
         """Take what was submitted and cancelled, waiting for it while nothing runs; False at the end."""
         while True:
-            busy = bool(engine.live or engine.waiting)
+            self.running, busy = len(engine.live), bool(engine.live or engine.waiting)
             try:
                 what, ticket = self.inbox.get(block=not busy, timeout=None if busy else IDLE)
                 if ticket is not None:
