@@ -37,7 +37,7 @@ ONLY_IN = {
     "llama_cpp": "model",
     "matplotlib": "report",
     "datasets": ("data", "evaluate"),
-    "ray": "spread",
+    "ray": ("spread", "serve"),
     "lm_eval": "evaluate",
     "fastapi": "serve",
     "starlette": "serve",

@@ -34,8 +34,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     try:
         from unmask.serve.app import name_of
+        from unmask.serve.replicas import serve_replicas
         from unmask.serve.run import serve
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve") from None
-    serve(functools.partial(load_model, args), settings.name or name_of(loading(args)["ref"]), settings)
+    name = settings.name or name_of(loading(args)["ref"])
+    if settings.replicas > 1:
+        serve_replicas(loading(args), name, settings)
+    else:
+        serve(functools.partial(load_model, args), name, settings)
     return 0

@@ -71,6 +71,12 @@ class Serving:
         check=_seconds,
         allowed="above 0, at most 86400",
     )
+    replicas: int = option(
+        1,
+        help="engines behind this address, spread by Ray Serve over processors, GPUs and the nodes of a cluster",
+        check=lambda v: 1 <= v <= 1000,
+        allowed="from 1 to 1000",
+    )
     prefill: int = option(
         256,
         help="a longer prompt is fed in pieces of so many tokens, so that other answers go on meanwhile",
