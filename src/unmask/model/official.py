@@ -41,9 +41,9 @@ KEPT = (
 
 def check_official(checkpoint: Checkpoint, config: Any) -> None:
     """UnsupportedModelError, in one line with the reason, for what the layout cannot hold. config: transformers'."""
-    for reason in (_spec(checkpoint.spec), _shape(config), _tokens(checkpoint)):
-        if reason is not None:
-            raise UnsupportedModelError(f"{checkpoint.ref} cannot be written as fast-dllm-v2: {reason}")
+    reason = _spec(checkpoint.spec) or _shape(config) or _tokens(checkpoint)
+    if reason is not None:
+        raise UnsupportedModelError(f"{checkpoint.ref} cannot be written as fast-dllm-v2: {reason}")
 
 
 def _spec(spec: BlockSpec | None) -> str | None:
