@@ -20,7 +20,7 @@ from unmask.model.files import read_json, replacing
 from unmask.model.hf import read_config
 from unmask.model.masktoken import declared_stops
 from unmask.model.official import check_official, name_the_mask, official_config
-from unmask.model.outgoing import SHARD, Outgoing, Part, outgoing, plain_config, write_weights
+from unmask.model.outgoing import SHARD, Part, outgoing, plain_config, write_weights
 from unmask.model.sources import sha256
 
 FORMATS = ("hf", "merged", "fast-dllm-v2")
