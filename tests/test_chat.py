@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from tiny import MASK, VOCAB, byte_tokenizer, tiny_model
 
 import unmask
 from unmask.api import Model
-from unmask.cli import main
+from unmask.cli import Parser, main
 from unmask.commands import chat, drawing
 from unmask.commands.conversation import Conversation, Turn
 from unmask.config import BlockSpec
@@ -395,6 +396,26 @@ def test_the_engines_own_events_draw_its_answer(mode):
     assert drawn(iter(events))[0] == answer
 
 
+@pytest.mark.parametrize("mode", ["threshold", "verified"])
+def test_every_picture_on_the_way_reads_on_from_what_is_settled(mode):
+    """All proposals of this script are right, so the text before the first box always begins the answer."""
+    answer, prompt = "a quick brown fox jumps over the dog", [*b"0123456789"]
+    model = scripted(writes([*answer.encode(), END], len(prompt), 0.99, VOCAB, END))
+    events = model.stream(prompt, mode=mode, provisional=True)
+    out, seen = io.StringIO(), []
+
+    def watched():
+        for event in events:
+            yield event
+            screen = Screen()
+            screen.feed(out.getvalue())
+            seen.append(screen.text)
+
+    drawing.draw(watched(), Console(file=out, force_terminal=True, width=200), TOKENIZER, len(prompt))
+    assert sum("░░" in each for each in seen) >= 4
+    assert [each for each in seen if not answer.startswith(each.partition("░")[0].rstrip())] == []
+
+
 # The command
 
 
@@ -529,3 +550,15 @@ def test_conversation_refuses_what_it_cannot_save(tmp_path):
 
 def test_the_script_of_these_tests_is_read_per_answer():
     assert torch.argmax(says("b")(0, 5, 0)) == ord("b")
+
+
+def test_the_page_lists_every_command_and_its_calls_are_accepted():
+    page = (Path(__file__).parents[1] / "docs" / "chat.md").read_text()
+    named = re.findall(r"^\| `/(\w+)(?: (\w+))?` \|", page, re.MULTILINE)
+    assert dict(named) == {name: takes for name, (_, takes, _) in chat.COMMANDS.items()}
+    calls = re.findall(r"unmask chat(.*)", "\n".join(re.findall(r"```\n(.*?)```", page, re.DOTALL)))
+    assert len(calls) == 4
+    for call in calls:
+        parser = Parser(prog="chat")
+        chat.add_arguments(parser)
+        parser.parse_args(shlex.split(call))

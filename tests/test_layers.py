@@ -37,6 +37,7 @@ ONLY_IN = {
     "matplotlib": "report",
     "datasets": ("data", "evaluate"),
     "ray": "spread",
+    "rich": "commands",
     "lm_eval": "evaluate",
     "reasoning_gym": "evaluate",
 }

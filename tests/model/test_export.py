@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -421,3 +422,25 @@ def test_the_command_lists_what_it_wrote(tmp_path, capsys):
     assert err.startswith(f"saved {tmp_path / 'out'}: ") and err.count("\n") == 1
     assert main(["export", "--model", str(source), "--format", "onnx", "--out", str(tmp_path / "b")]) == 2
     assert capsys.readouterr().err == "error: --format is 'onnx'; allowed: hf, merged, fast-dllm-v2\n"
+
+
+def test_the_page_names_every_format_and_its_examples_run(tmp_path, monkeypatch, capsys):
+    from unmask.cli import Parser
+    from unmask.commands.export import add_arguments
+
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == list(exporting.FORMATS)
+    calls = re.findall(r"^unmask export ([^>\n]*)", page, re.MULTILINE)
+    assert len(calls) == 3
+    for call in calls:
+        parser = Parser(prog="export")
+        add_arguments(parser)
+        assert parser.parse_args(call.split()).format in exporting.FORMATS
+    source = low_rank(tmp_path, network(), spec(context="causal"))
+    export(source, "merged", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], names)  # noqa: S102 - our own page
+    ours = unmask.load(source).generate(["Why is the sky blue?"], raw=True, mode="ar", max_new_tokens=16)[0].token_ids
+    written = names["answer"][0, names["prompt"]["input_ids"].shape[1] :].tolist()
+    assert [token for token in written if token != 256] == ours

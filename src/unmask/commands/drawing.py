@@ -63,6 +63,8 @@ def draw(events: Iterable[Event], console: Console, tokenizer: Any, start: int) 
                         _print(console, each)
                 elif isinstance(event, Provisional):
                     block = event
+                    if block.start > start + told:  # what settled before it is told next
+                        continue
                 picture = Text(line)
                 if block is not None:
                     picture.append_text(slots(block, start + told, tokenizer, box(console)))
