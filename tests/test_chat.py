@@ -169,6 +169,7 @@ def test_mode_and_threshold_change_what_comes_next(talk, capsys):
         ("/retry", "there is no question to ask again"),
         ("/save", "/save takes the name of a file"),
         ("/save x", "there is nothing to save yet; ask something first"),
+        ("caf\udce9", "that line is not UTF-8 text; type it again"),
         ("/bye", "there is no command /bye; /help lists them, and // starts a message with /"),
     ],
 )

@@ -268,9 +268,17 @@ def test_the_official_layout_loads_back_and_answers_alike(tmp_path, qwen, tied, 
     assert there.spec == here.spec and there.spec.stop_ids == (END,)
     assert there.tokenizer.get_vocab()["|<MASK>|"] == official.MASK_ID
     assert there.tokenizer.encode("a b", add_special_tokens=False) == qwen.encode("a b", add_special_tokens=False)
-    assert answers(tmp_path / "out", "native") == answers(source, "native")
+    few = {"max_new_tokens": 10}
+    assert answers(tmp_path / "out", "native", **few) == answers(source, "native", **few)
     check_entries(json.loads((tmp_path / "out" / "config.json").read_text()), tied)
     assert not list((tmp_path / "out").glob("*.py"))
+
+
+def test_a_sub_block_size_that_the_layout_cannot_state_is_said(tmp_path, qwen):
+    save_full(network(**SMALL), qwen, spec(mask_id=official.MASK_ID, sub_block_size=2), tmp_path / "full")
+    with pytest.warns(UserWarning, match="this model's is 2, programs that read it take 8 unless told"):
+        export(tmp_path / "full", "fast-dllm-v2", tmp_path / "out")
+    assert load_checkpoint(tmp_path / "out").spec.sub_block_size == 8
 
 
 def check_entries(entries: dict[str, Any], tied: bool) -> None:
@@ -286,7 +294,7 @@ def check_entries(entries: dict[str, Any], tied: bool) -> None:
 
 def test_the_tokenizer_has_no_name_that_only_transformers_5_knows(tmp_path, qwen):
     """Programs of this layout build on transformers 4, which fails at both of these."""
-    save_full(network(**SMALL), qwen, spec(mask_id=official.MASK_ID), tmp_path / "full")
+    save_full(network(**SMALL), qwen, spec(mask_id=official.MASK_ID, sub_block_size=8), tmp_path / "full")
     about = json.loads((tmp_path / "full" / "tokenizer_config.json").read_text())
     assert about["tokenizer_class"] == "TokenizersBackend" and isinstance(about["extra_special_tokens"], list)
     export(tmp_path / "full", "fast-dllm-v2", tmp_path / "out")
@@ -378,6 +386,14 @@ def test_nothing_is_written_over(tmp_path):
     (tmp_path / "out").write_text("mine")
     refused(tmp_path / "full", "hf", tmp_path, ConfigError, "out is a file")
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_the_directory_that_one_is_in_can_be_filled(tmp_path, monkeypatch):
+    save_full(network(), byte_tokenizer(), spec(), tmp_path / "full")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    export("../full", "merged", Path("."))
+    assert load_checkpoint(tmp_path / "here").spec.mask_id == MASK
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):

@@ -93,6 +93,8 @@ class Chat:
     def take(self, line: str) -> bool:
         """Do what a line says; False where it ends the chat."""
         line = line.strip()
+        if any("\ud800" <= c <= "\udfff" for c in line):  # how readline hands over bytes that are no text
+            raise ConfigError("that line is not UTF-8 text; type it again")
         if line.startswith("/") and not line.startswith("//"):
             name, _, argument = line[1:].partition(" ")
             if name not in COMMANDS:
@@ -209,7 +211,7 @@ def _typed() -> Iterator[str]:
         except KeyboardInterrupt:
             _say("\nCtrl-D or /quit ends the chat")
         except UnicodeDecodeError:
-            _say("error: that line is not UTF-8 text; type it again")
+            yield "\udcff"
 
 
 def _piped() -> Iterator[str]:

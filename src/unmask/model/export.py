@@ -8,6 +8,7 @@ fast-dllm-v2   the official layout (`official`)
 import dataclasses
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ def export(
     """
     if form not in FORMATS:
         raise ConfigError(f"format is '{form}'; allowed: {', '.join(FORMATS)}")
+    out = out if out.name not in ("", "..") else out.resolve()
     _check_free(out)
     checkpoint = load_checkpoint(ref, mask_id=mask_id, lightly=True, streamed=True)
     made = _adapter(checkpoint, out) if form == "hf" and checkpoint.adapter is not None else None
@@ -198,8 +200,15 @@ def _beside(base: Path) -> Iterator[Path]:
 def _check_loads(fresh: Path, checkpoint: Checkpoint, form: str) -> None:
     """What was written is read back, but for the weights, before it takes its place: it must be the same contract."""
     back, spec = load_checkpoint(fresh, lightly=True, streamed=True).spec, checkpoint.spec
-    if back is not None and spec is not None and form == "fast-dllm-v2":  # which states no sub-block size
-        back = dataclasses.replace(back, sub_block_size=spec.sub_block_size, stop_ids=spec.stop_ids)
+    if back is not None and spec is not None and form == "fast-dllm-v2":
+        if back.sub_block_size != spec.sub_block_size:
+            warnings.warn(
+                f"the layout states no sub-block size: this model's is {spec.sub_block_size}, programs that read it "
+                f"take {back.sub_block_size} unless told (--sub-block-size {spec.sub_block_size})",
+                UserWarning,
+                stacklevel=3,
+            )
+        back = dataclasses.replace(back, sub_block_size=spec.sub_block_size)
     assert back == spec, (back, spec)
 
 
