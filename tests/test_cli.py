@@ -256,7 +256,7 @@ def test_tokens_per_second_are_those_of_the_wall_clock(cli, causal, tmp_path):
 def test_a_dash_behind_a_flag_is_its_value(cli, causal, monkeypatch, words, stdin):
     asked = []
     monkeypatch.setattr(unmask.api.Model, "run", lambda self, requests: asked.extend(requests) or iter(()))
-    monkeypatch.setattr("unmask.commands.generate._figures", lambda answers, why: "")
+    monkeypatch.setattr("unmask.commands.generate.figures", lambda answers, why: "")
     standard_input(monkeypatch, stdin or b"from standard input")
     assert cli("generate", "--model", causal, "--raw", *words)[0] == 0
     assert bytes(asked[0].prompt_ids[-1:]) == (b"-" if words == ["--prompt", "-"] else b"a")
@@ -272,8 +272,8 @@ def test_a_device_that_is_not_there_is_named(cli, device):
     ("words", "message"),
     [
         (
-            ["chat"],
-            "unmask has no command 'chat'; there are demo, adapt, generate, synthesize, evaluate, bench, doctor",
+            ["fly"],
+            f"unmask has no command 'fly'; there are {', '.join(COMMANDS)}",
         ),
         (["generate", "--prompt", "a", "--thresold", "1"], "does not know --thresold; did you mean --threshold?"),
         (["generate", "--prompt", "a", "--threshold", "1.7"], "--threshold is 1.7; allowed: from 0 to 1"),

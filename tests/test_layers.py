@@ -38,6 +38,7 @@ ONLY_IN = {
     "matplotlib": "report",
     "datasets": ("data", "evaluate"),
     "ray": ("spread", "serve"),
+    "rich": "commands",
     "lm_eval": "evaluate",
     "fastapi": "serve",
     "starlette": "serve",

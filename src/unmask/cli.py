@@ -20,6 +20,8 @@ COMMANDS = {
     "adapt": "turn an autoregressive model into a block-diffusion one, as a recipe says",
     "generate": "answer prompts",
     "serve": "an HTTP server with OpenAI's API, and a page that shows blocks being written",
+    "chat": "talk with a model, and watch its blocks fill in",
+    "export": "write a model in a form that other programs load",
     "synthesize": "write training text: prompts answered by the base itself",
     "evaluate": "compare modes, base and fine-tune on tasks, item by item",
     "bench": "measure speed and memory here, beside what else could run the model",

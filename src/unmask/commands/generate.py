@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unmask.commands.checking import check_settings, figures, placed
 from unmask.commands.loading import add_loading, load_model
 from unmask.commands.prompts import Prompt, prompts_from_file, prompts_from_stdin
 from unmask.config import Decoding
 from unmask.errors import ConfigError, UnmaskError
 from unmask.events import Committed, Finished
-from unmask.options import add_flags, flag_of, given, read
-from unmask.resolve import ineffective
+from unmask.options import add_flags, given, read
 
 EXAMPLES = """examples:
   unmask generate --prompt "Why is the sky blue?"
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     read(Decoding, chosen, flags=chosen)
     prompts = _prompts(args)
     model = load_model(args)
-    why = _check_settings(model, chosen, args.json)
+    why = check_settings(model, chosen, args.json)
     requests = [_request(model, prompt, args.raw, chosen) for prompt in prompts]
     alone = len(prompts) == 1 and not args.json
     with _progress(len(prompts)) as advance:
         answers = _print_answers(model.run(requests), prompts, alone=alone, as_json=args.json, advance=advance)
     if not args.json:
-        print(_figures(answers, why), file=sys.stderr)
+        print(figures(answers, why), file=sys.stderr)
     return 0
 
 
@@ -72,28 +72,11 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts_from_stdin()
 
 
-def _check_settings(model: Any, chosen: dict[str, Any], as_json: bool) -> str:
-    """Refuse settings that no prompt can be answered with on this model; warn of those that change nothing. Returns
-    why mode auto chose as it did, "" for another mode."""
-    try:
-        wanted = read(Decoding, chosen)
-        settings = model.resolved(wanted)
-    except UnmaskError as e:
-        raise _placed(e, Prompt("", "")) from None
-    for name, reason in ineffective(chosen, settings).items():
-        flag = flag_of(name if chosen[name] is not False else f"no_{name}")
-        print(f"warning: {flag} has no effect {reason}", file=sys.stderr)
-    if wanted.logprobs is not None and not as_json:
-        print("warning: --logprobs shows with --json only", file=sys.stderr)
-    why: str = model.chosen(wanted).why
-    return why
-
-
 def _request(model: Any, prompt: Prompt, raw: bool, decoding: dict[str, Any]) -> Any:
     try:
         return model.request(prompt.value, raw=raw, **decoding)
     except UnmaskError as e:
-        raise _placed(e, prompt) from None
+        raise placed(e, prompt.where) from None
 
 
 def _print_answers(
@@ -125,7 +108,7 @@ def _printed(events: Iterator[Any], prompts: list[Prompt], *, alone: bool, as_js
             answer, prompt = done[printed], prompts[printed]
             printed += 1
             if answer.error is not None:
-                failed.append(_placed(answer.error, prompt))
+                failed.append(placed(answer.error, prompt.where))
             elif as_json:
                 print(json.dumps(_object(answer, len(prompts)), ensure_ascii=False), flush=True)
             else:
@@ -153,23 +136,6 @@ def _plain(answer: Any, number: int, alone: bool) -> str:
     if alone:
         return "" if answer.text is not None else ids
     return f"[{number}]\n{answer.text if answer.text is not None else ids}\n"
-
-
-def _placed(error: UnmaskError, prompt: Prompt) -> UnmaskError:
-    """The same error with the flag as typed in the place of the setting's name, and the prompt's place before it."""
-    text, setting = str(error), str(getattr(error, "field", None))
-    if setting in Decoding.__dataclass_fields__ and text.startswith(setting + " "):
-        text = flag_of(setting) + text.removeprefix(setting)
-    return type(error)(f"{prompt.where}: {text}" if prompt.where else text)
-
-
-def _figures(answers: list[Any], why: str) -> str:
-    tokens, forwards = sum(a.completion_tokens for a in answers), sum(a.forwards for a in answers)
-    seconds, named = max(a.batch_seconds for a in answers), "token" if tokens == 1 else "tokens"
-    return (
-        f"{tokens} {named} in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, {forwards} forwards, "
-        f"{tokens / max(forwards, 1):.2f} tokens per forward, mode {answers[0].mode}" + (f" ({why})" if why else "")
-    )
 
 
 @contextlib.contextmanager

@@ -112,10 +112,14 @@ def merged(model: nn.Module, adapter: Adapter) -> nn.Module:
     draft = copy.deepcopy(model, shared)
     for name, (down, up) in adapter.pairs.items():
         layer = _linear(draft, name, down, up)
-        weight = layer.weight.data.float()
-        delta = adapter.scale * (up.to(weight.device).float() @ down.to(weight.device).float())
-        layer.weight = nn.Parameter((weight + delta).to(layer.weight.dtype), requires_grad=False)
+        layer.weight = nn.Parameter(folded(layer.weight.data, adapter.scale, down, up), requires_grad=False)
     return draft
+
+
+def folded(weight: Tensor, scale: float, down: Tensor, up: Tensor) -> Tensor:
+    """weight [out, in] + scale * up @ down, summed in float32 and rounded once to the weight's own type."""
+    delta = scale * (up.to(weight.device).float() @ down.to(weight.device).float())
+    return (weight.float() + delta).to(weight.dtype)
 
 
 def _linear(model: nn.Module, name: str, down: Tensor, up: Tensor) -> Any:

@@ -98,21 +98,23 @@ def load_checkpoint(
     base: str | None = None,
     lightly: bool = False,
     int8: bool = False,
+    streamed: bool = False,
 ) -> Checkpoint:
     """Load a model reference (see `sources`). dtype None keeps the checkpoint's own.
 
     lightly: leave the network for later, and transformers' models unimported, where the config can be read without.
-    int8: the weights will be held in bytes, so that less memory has to be free.
+    int8: the weights will be held in bytes, so that less memory has to be free. streamed: they will be read one at a
+    time (`tensors`), so that they need not fit into memory.
 
     mask_id: for a checkpoint that does not state its own; base: overrides the base that an adapter names.
     Raises CheckpointError, UnsupportedModelError, CapacityError, and ConfigError for a contradicting mask id.
     """
     kind, where, path = _dtype(dtype), device_named(device), locate(str(ref))
     if adapters.is_adapter(path):
-        return _load_adapter(str(ref), path, kind, where, mask_id, base, lightly, int8)
+        return _load_adapter(str(ref), path, kind, where, mask_id, base, lightly, int8, streamed)
     if base is not None:
         raise ConfigError(f"{ref} is not an adapter, so it takes no base")
-    return _load_full(str(ref), path, kind, where, mask_id, lightly, int8)
+    return _load_full(str(ref), path, kind, where, mask_id, lightly, int8, streamed)
 
 
 def read_spec(directory: Path, config: Any, tokenizer: Any | None, mask_id: int | None) -> BlockSpec | None:
@@ -199,6 +201,7 @@ def _load_full(
     mask_id: int | None,
     lightly: bool,
     int8: bool,
+    streamed: bool,
 ) -> Checkpoint:
     config = light_config(path) if lightly else None
     if config is None:
@@ -209,7 +212,8 @@ def _load_full(
     own = dtype or weights.dtype
     held = held_as(own, device) if lightly else own
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.get_text_config().hidden_size
-    check_fits(weights, held, device, path, int8=int8, looked_up=embedding)
+    if not streamed:
+        check_fits(weights, held, device, path, int8=int8, looked_up=embedding)
     declared = declared_stops(config, tokenizer, generation_settings(path))
     stops = {stop for stop in declared if stop < config.vocab_size} | set(spec.stop_ids if spec else ())
     checkpoint = Checkpoint(
@@ -250,6 +254,7 @@ def _load_adapter(
     base: str | None,
     lightly: bool,
     int8: bool,
+    streamed: bool,
 ) -> Checkpoint:
     about, spec = adapters.about(path), None
     if "spec" in about:
@@ -264,7 +269,7 @@ def _load_adapter(
     if base is None:
         _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
-    on = _load_full(ref, origin, dtype, device, None, lightly, int8)
+    on = _load_full(ref, origin, dtype, device, None, lightly, int8, streamed)
     adapters.check_fits(adapter, on.tensors)
     plain = (lambda: on.model) if "model" in vars(on) else on.network
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
