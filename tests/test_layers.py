@@ -11,7 +11,7 @@ LAYERS = [
     {"core"},
     {"config", "events"},
     {"recipe", "limits", "lock"},
-    {"options", "resolve", "text", "auto", "model"},
+    {"options", "resolve", "text", "auto", "guide", "model"},
     {"row", "data"},
     {"decode", "verified"},
     {"modes"},
@@ -39,6 +39,7 @@ ONLY_IN = {
     "ray": "spread",
     "lm_eval": "evaluate",
     "reasoning_gym": "evaluate",
+    "llguidance": "guide",
 }
 CORE_MAY_USE = {"torch", "math", "bisect", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 
