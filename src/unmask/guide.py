@@ -24,8 +24,8 @@ LARGEST = 65_536
 """Characters of a schema, at most."""
 PATIENCE = 3.0
 """Seconds that a schema may take to be tried."""
-FUEL: dict[str, Any] = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000}
-"""A fifth and a quarter of the library's own limits: a place that costs more than about 0.1 s ends the answer."""
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
+"""A fifth and a quarter of the library's own fuel: an answer ends where a place would take more than about 0.1 s."""
 WAYS: Any = {"whitespace_pattern": r"\x20|\n[\x20\x09]{0,32}", "lenient": False}
 """White space is a blank, or a new line and its indentation: a small model may write it for ever. Unknown keywords are
 errors."""
@@ -34,9 +34,7 @@ RISKY = re.compile(r'"(pattern|patternProperties|multipleOf|allOf|anyOf|oneOf|fo
 TRIAL = """
 import sys
 from llguidance import LLMatcher, LLTokenizer
-matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
-matcher.compute_bitmask()
-print(matcher.get_error())
+LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0).compute_bitmask()
 """
 ENDING = "<|the answer may end here|>"
 trials = Lock()
@@ -132,13 +130,15 @@ def _matcher(tokenizer: Any, vocab_size: int, schema: str) -> tuple[Any, int]:
     from llguidance import LLMatcher, LLParserLimits
 
     rules = _read(schema)
-    grammar = LLMatcher.grammar_from_json_schema(rules, overrides=WAYS)
-    problem = _tried(grammar) if RISKY.search(rules) else ""
-    if not problem:
-        matcher = LLMatcher(words, grammar, limits=LLParserLimits(**FUEL), log_level=0)
-        problem = matcher.get_error()
-    if problem:
-        raise RequestError(f"json_schema is refused: {_line(problem)}; change the schema", field="json_schema")
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(rules, overrides=WAYS)
+        if RISKY.search(rules):
+            _try(grammar)
+        matcher = LLMatcher(words, grammar, limits=LLParserLimits(**LIMITS), log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+    except ValueError as error:
+        raise RequestError(f"json_schema is refused: {_line(error)}; change the schema", field="json_schema") from None
     return matcher, ending
 
 
@@ -165,18 +165,18 @@ def _words(tokenizer: Any, vocab_size: int) -> tuple[Any, int]:
     return words, end
 
 
-@functools.lru_cache(maxsize=256)
-def _tried(grammar: str) -> str:
-    """What a process of its own finds wrong with a grammar, "" for nothing; one at a time, and not for long."""
+def _try(grammar: str) -> None:
+    """Read a grammar in a process of its own; one at a time, and not for long. ValueError where that fails."""
     with trials:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", TRIAL], input=grammar, capture_output=True, text=True, timeout=PATIENCE
             )
         except subprocess.TimeoutExpired:
-            return f"it takes more than {PATIENCE:g} seconds to read"
-    return done.stdout.strip() if done.returncode == 0 else "it is too complex"
+            raise ValueError(f"it takes more than {PATIENCE:g} seconds to read") from None
+    if done.returncode:
+        raise ValueError("it takes more memory than there is")
 
 
 def _line(problem: object) -> str:
-    return " ".join(str(problem).split())
+    return " ".join(str(problem).replace("<non-verbose/>", "").split())
