@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema_rs
 import pytest
@@ -178,6 +180,8 @@ REFUSED = {
     '{"type":"strang"}': "json_schema is refused: Invalid type: strang",
     '{"type":"array","uniqueItems":true}': "Unimplemented keys: .*uniqueItems",
     '{"not":{"type":"string"}}': 'Unimplemented keys: ."not"',
+    '{"if":{"type":"string"}}': 'Unimplemented keys: ."if"',
+    '{"type":"object","dependentRequired":{"a":["b"]}}': 'Unimplemented keys: ."dependentRequired"',
     '{"$ref":"http://example.com/a.json"}': "http://example.com/a.json",
     '{"$ref":"file:///etc/passwd"}': "file:///etc/passwd",
     '{"$ref":"#/nowhere"}': "nowhere",
@@ -259,11 +263,12 @@ def answered_one(decoding, spec):
     return next(e.answer for _ in range(9) for e in engine.step() if isinstance(e, Finished))
 
 
-def test_the_limit_cuts_with_reason_length():
+def test_limit_and_stop_string_cut_as_ever():
     asked = Decoding(mode="ar", json_schema='{"enum":["abcdefgh"]}', max_new_tokens=6)
     assert told(answered([Request([1], asked)])[0]) == ('"abcde', list(b'"abcde'), "length")
     whole = replace(asked, max_new_tokens=11)
     assert told(answered([Request([1], whole)])[0]) == ('"abcdefgh"', list(b'"abcdefgh"'), "stop")
+    assert told(answered([Request([1], replace(whole, stop=("cd",)))])[0]) == ('"ab', list(b'"ab'), "stop")
 
 
 def test_probabilities_are_those_among_what_is_allowed():
@@ -292,8 +297,13 @@ def test_a_schema_is_a_flag_and_an_argument(tmp_path, capsys):
     words = ["generate", "--model", str(tmp_path / "m"), "--prompt", "a", "--max-new-tokens", "90", "--json-schema"]
     assert main([*words, SCHEMAS["enum"]]) == 0
     shown = json.loads(capsys.readouterr().out)
+    assert shown in json.loads(SCHEMAS["enum"])["enum"]
     assert main([*words, '{"not":{}}']) == 2
     assert capsys.readouterr().err.startswith("error: --json-schema is refused: Unimplemented keys")
+    page = (Path(__file__).parents[1] / "docs" / "modes.md").read_text()
+    line = next(line for line in page.splitlines() if line.startswith("unmask generate") and "--json-schema" in line)
+    assert main([*shlex.split(line, comments=True)[1:], "--model", str(tmp_path / "m")]) == 0
+    assert json.loads(capsys.readouterr().out) in ("red", "green")
     model = unmask.load(tmp_path / "m")
     assert json.loads(model.generate(["a"], json_schema=SCHEMAS["enum"])[0].text) == shown
     with pytest.raises(RequestError, match="json_schema is refused"):
