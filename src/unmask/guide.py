@@ -24,8 +24,13 @@ LARGEST = 65_536
 """Characters of a schema, at most."""
 PATIENCE = 3.0
 """Seconds that a schema may take to be tried."""
-LIMITS: dict[str, Any] = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
-"""A fifth and a quarter of the library's own fuel: an answer ends where a place would take more than about 0.1 s."""
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "max_lexer_states": 20_000,
+    "verbose_errors": False,
+}
+"""Below the library's own: an answer ends where a place would take more than about 0.1 s, or a schema some 40 MB."""
 WAYS: Any = {"whitespace_pattern": r"\x20|\n[\x20\x09]{0,32}", "lenient": False}
 """White space is a blank, or a new line and its indentation: a small model may write it for ever. Unknown keywords are
 errors."""
@@ -123,7 +128,7 @@ def _read(schema: str) -> str:
     return json.dumps(rules or {"type": "object"})
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def _matcher(tokenizer: Any, vocab_size: int, schema: str) -> tuple[Any, int]:
     """The matcher at its start, and the token that it takes for the end; RequestError for a schema that it refuses."""
     words, ending = _words(tokenizer, vocab_size)
