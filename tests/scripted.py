@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,9 +16,14 @@ Script = Callable[[int, int, int], Tensor]
 class ScriptedCache:
     rows: int
     capacity: int
+    owner: dict[int, int] = field(default_factory=dict)
 
     def clear(self, row: int) -> None:
         """A script leaves nothing behind."""
+
+    def copy(self, source: int, target: int, positions: int) -> None:
+        """But for whose script it is."""
+        self.owner[target] = self.owner[source]
 
 
 class ScriptedBackbone:
@@ -35,7 +40,6 @@ class ScriptedBackbone:
         self.script, self.vocab_size, self.max_positions = script, vocab_size, max_positions
         self.calls: list[list[tuple[int, Feed]]] = []
         self.steps: Counter[int] = Counter()
-        self.owner: dict[int, int] = {}
 
     def new_cache(self, rows: int, capacity: int) -> ScriptedCache:
         return ScriptedCache(rows, capacity)
@@ -49,11 +53,11 @@ class ScriptedBackbone:
             assert max(feed.ends) <= cache.capacity and feed.start + len(feed.tokens) <= cache.capacity
             assert feed.read == sorted(set(feed.read)) and all(0 <= r < len(feed.tokens) for r in feed.read)
             if feed.start == 0:
-                self.owner[row] = feed.tokens[0]
-            who = self.owner[row]
+                cache.owner[row] = feed.tokens[0]
+            who = cache.owner[row]
             out += [self.script(who, feed.start + offset + 1, self.steps[who]) for offset in feed.read]
             self.steps[who] += 1
-        self.calls.append([(self.owner[row], feed) for row, feed in zip(rows, feeds, strict=True)])
+        self.calls.append([(cache.owner[row], feed) for row, feed in zip(rows, feeds, strict=True)])
         return torch.stack(out) if out else torch.zeros(0, self.vocab_size)
 
 

@@ -9,7 +9,6 @@ from tiny import MASK as BYTE_MASK
 from tiny import byte_tokenizer, native, tiny_model
 
 from unmask import engine as engine_module
-from unmask import row as row_module
 from unmask.config import BlockSpec, Decoding
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
@@ -22,8 +21,8 @@ SPEC = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,))
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(END,), context="causal")
 
 
-def ask(backbone, *requests, spec=SPEC, tokenizer=None, batch_size=4):
-    return Engine(backbone, spec, tokenizer, batch_size=batch_size).generate(list(requests))
+def ask(backbone, *requests, spec=SPEC, tokenizer=None, batch_size=4, **how):
+    return Engine(backbone, spec, tokenizer, batch_size=batch_size, **how).generate(list(requests))
 
 
 def ids(**wanted):
@@ -271,10 +270,9 @@ def test_a_long_prompt_in_pieces_is_the_same_prompt(mode, spec, length, monkeypa
     spec = BlockSpec(block_size=8, sub_block_size=4, mask_id=BYTE_MASK, context=spec.context)
     request = Request([n * 7 % 250 for n in range(length)], ids(mode=mode, max_new_tokens=20))
     whole = ask(backbone, request, spec=spec)[0]
-    monkeypatch.setattr(row_module, "PIECE", 19)
     fed, forward = [], backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda *a: fed.append(len(a[2][0].tokens)) or forward(*a))
-    pieces = ask(backbone, request, spec=spec)[0]
+    pieces = ask(backbone, request, spec=spec, piece=19)[0]
     assert pieces.token_ids == whole.token_ids and pieces.forwards_by_kind == whole.forwards_by_kind
     assert max(fed) <= 19 and pieces.positions_computed == whole.positions_computed
 
@@ -292,13 +290,12 @@ def test_buffers_that_do_not_fit_into_memory(monkeypatch):
 
 
 def test_a_forward_over_many_long_prompts_is_bounded(monkeypatch):
-    monkeypatch.setattr(row_module, "PIECE", 19)
     backbone = native(tiny_model(), mask=torch.zeros(64))
     requests = [Request([n] * 50, ids(mode="ar", max_new_tokens=5)) for n in range(1, 7)]
     alone = [ask(backbone, request)[0].token_ids for request in requests]
     fed, forward = [], backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda *a: fed.append(sum(len(f.tokens) for f in a[2])) or forward(*a))
-    together = ask(backbone, *requests, batch_size=6)
+    together = ask(backbone, *requests, batch_size=6, piece=19)
     assert [answer.token_ids for answer in together] == alone and 19 < max(fed) <= 38
 
 

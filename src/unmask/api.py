@@ -124,13 +124,13 @@ class Model:
         except UnmaskError as error:
             return refusal(error, settings.mode, text=None if self.tokenizer is None else "")
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
-        """Token ids of a prompt in any of its three forms."""
+    def encode(self, prompt: Prompt, raw: bool = False, tokenizer: Any = None) -> list[int]:
+        """Token ids of a prompt in any of its three forms. tokenizer: a copy of the model's, for another thread."""
         if not isinstance(prompt, str) and prompt and all(isinstance(token, int) for token in prompt):
             return [int(token) for token in prompt]  # type: ignore[arg-type]
         if self.tokenizer is None:
             raise RequestError(f"{self.checkpoint.ref} has no tokenizer; give prompt_ids", field="prompt")
-        return render(self.tokenizer, prompt, raw)  # type: ignore[arg-type]
+        return render(tokenizer or self.tokenizer, prompt, raw)  # type: ignore[arg-type]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of several requests, decoded together."""

@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "the three modes side by side on the model that ships with unmask",
     "adapt": "turn an autoregressive model into a block-diffusion one, as a recipe says",
     "generate": "answer prompts",
+    "serve": "an HTTP server with OpenAI's API, and a page that shows blocks being written",
     "synthesize": "write training text: prompts answered by the base itself",
     "evaluate": "compare modes, base and fine-tune on tasks, item by item",
     "bench": "measure speed and memory here, beside what else could run the model",

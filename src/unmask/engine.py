@@ -5,7 +5,7 @@ common forwards, and admits the next request as soon as a row of the cache is fr
 """
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -13,102 +13,19 @@ from typing import Any
 
 import torch
 
-from unmask import row as rows
 from unmask.config import BlockSpec
 from unmask.core.pace import Costs
 from unmask.core.propose import Proposals, propose
 from unmask.errors import CapacityError, RequestError, UnmaskError
-from unmask.events import Answer, Committed, Event, Finished, Provisional, Request, refusal
+from unmask.events import Answer, Event, Finished, Request, refusal
 from unmask.guide import guided
+from unmask.live import Live
 from unmask.model.backbone import Backbone, Cache
 from unmask.model.files import available_memory
-from unmask.modes import MODES
+from unmask.prefix import Held
 from unmask.resolve import resolve
-from unmask.row import Row, Step, check_prompt
+from unmask.row import PIECE, Row, Step, check_prompt
 from unmask.text import Stream
-
-
-class Live:
-    """A row at work: its program, the step it waits for, what was told of it, and what it has cost so far."""
-
-    def __init__(self, index: int, slot: int, request: Request, row: Row, stream: Stream | None) -> None:
-        self.index, self.slot, self.request, self.row, self.stream = index, slot, request, row, stream
-        self.program = MODES[row.settings.mode](row)
-        self.began = time.perf_counter()
-        self.kinds: Counter[str] = Counter()
-        self.positions = 0
-        self.seen = 0
-        self.told: list[int] = []
-        self.step: Step | None = next(self.program)
-
-    def advance(self, found: Proposals) -> Iterator[Event]:
-        """Send the proposals to the program; yields what they settle. `step` is None once the answer is complete."""
-        assert self.step is not None
-        if self.step.kind != "prefill" or not self.kinds["prefill"]:  # its pieces count as one
-            self.kinds[self.step.kind] += 1
-        self.positions += len(self.step.feed.tokens)
-        if not found.finite.all():
-            raise RequestError(
-                "the network returned NaN or infinite logits for this request; try dtype fp32, and "
-                "check the checkpoint's weights",
-                field="prompt_ids",
-            )
-        try:
-            self.step = self.program.send(found)
-        except StopIteration:
-            self.step = None
-        block = self.row.block
-        if self.request.provisional and block is not None:
-            yield Provisional(
-                self.index, block.start, block.tokens.tolist(), block.masked.tolist(), block.confidence.tolist()
-            )
-        yield from self._settle()
-
-    def _settle(self) -> Iterator[Event]:
-        """The new tokens as an event; closes the row where they complete a stop string."""
-        fresh = self.row.written[self.seen :]
-        self.seen += len(fresh)
-        if fresh and self.row.finish == "stop":
-            fresh = fresh[:-1]
-        text = None
-        if self.stream is not None:
-            text = self._push(self.stream, fresh)
-            fresh = self.row.written[len(self.told) : self.stream.released]
-        logprobs = None if self.row.settings.logprobs is None else self.row.logprobs[len(self.told) :][: len(fresh)]
-        self.told += fresh
-        if fresh or text:
-            yield Committed(self.index, fresh, text, logprobs)
-
-    def _push(self, stream: Stream, tokens: list[int]) -> str:
-        """The text that these tokens settle, all of it where the answer is complete."""
-        text = ""
-        for token in tokens:
-            text += stream.push(token)
-            if stream.stopped:
-                self.step = None
-                break
-        return text if self.step is not None else text + stream.finish()
-
-    def answer(self, batch_began: float, error: UnmaskError | None = None) -> Answer:
-        """The answer as far as it was told."""
-        reason = "stop" if self.stream is not None and self.stream.stopped else self.row.finish or "error"
-        now = time.perf_counter()
-        return Answer(
-            text=None if self.stream is None else self.stream.text,
-            token_ids=self.told,
-            finish_reason="error" if error else reason,
-            prompt_tokens=len(self.row.prompt),
-            completion_tokens=len(self.told),
-            forwards=self.kinds.total(),
-            seconds=now - self.began,
-            mode=self.row.settings.mode,
-            batch_seconds=now - batch_began,
-            forwards_by_kind=dict(self.kinds),
-            positions_computed=self.positions,
-            error=error,
-            logprobs=None if self.row.settings.logprobs is None else self.row.logprobs[: len(self.told)],
-            checks=self.row.checks,
-        )
 
 
 class Engine:
@@ -116,7 +33,9 @@ class Engine:
 
     spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`. costs: of forwards
     here, for mode verified to choose by; without them it drafts and checks block by block. seconds: spent so far, by
-    kind (rows of several kinds in one forward divide it by their positions) and on proposals.
+    kind (rows of several kinds in one forward divide it by their positions) and on proposals. piece: a longer prompt is
+    fed in pieces of about so many tokens. reuse: a prompt that begins like what a row of the cache still holds takes
+    over its keys and values (`prefix`).
     `generate` and `run` serve a collection; a server calls `submit`, `step` and `cancel` itself and passes a
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
@@ -131,13 +50,16 @@ class Engine:
         capacity: int = 0,
         stop_ids: tuple[int, ...] = (),
         costs: Costs | None = None,
+        piece: int = PIECE,
+        reuse: bool = False,
     ) -> None:
         self.costs, self.drafting = costs, 1.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
-        self.stop_ids = stop_ids
+        self.stop_ids, self.piece, self.reuse = stop_ids, piece, reuse
         self.rows, self.capacity = batch_size, capacity
         self.cache: Cache | None = None
+        self.held = Held(0)
         self.live: list[Live] = []
         self.waiting: deque[tuple[int, Request, Row]] = deque()
         self.count = 0
@@ -170,7 +92,7 @@ class Engine:
         events: list[Event] = []
         for kind in ("prefill", "apart", "any", "checked draft", "draft", "clean"):
             group = [live for live in self.live if self._group(live.step) == kind]
-            for part in _alike(group) if kind == "prefill" else _bounded(group):
+            for part in _alike(group) if kind == "prefill" else _bounded(group, 2 * self.piece):
                 events.extend(self._forward(sorted(part, key=lambda live: live.slot)))
             self.live = [live for live in self.live if live.step is not None]
         return events
@@ -269,7 +191,7 @@ class Engine:
         else:
             random.manual_seed(settings.seed % 2**63)
         guide = guided(settings.json_schema, settings.stop_ids, self.tokenizer, self.backbone.vocab_size)
-        return Row(prompt, settings, self.spec, random, request.provisional, self.costs, guide)
+        return Row(prompt, settings, self.spec, random, request.provisional, self.costs, guide, piece=self.piece)
 
     def _check_memory(self, positions: int) -> None:
         """CapacityError where the buffers of a single row of so many positions exceed the memory that is free."""
@@ -304,12 +226,14 @@ class Engine:
                 self.capacity = -(-max(self.capacity, need) // 64) * 64
                 self.cache = None
                 self.rows = self._rows_that_fit()
-                self.cache = self.backbone.new_cache(self.rows, self.capacity)
+                self.cache, self.held = self.backbone.new_cache(self.rows, self.capacity), Held(self.rows)
             if self.cache is None or self.cache.capacity < need:
                 return
             self.waiting.popleft()
-            slot = min(set(range(self.cache.rows)) - {live.slot for live in self.live})
-            self.cache.clear(slot)
+            free = set(range(self.cache.rows)) - {live.slot for live in self.live}
+            slot = self.held.place(self.cache, row, free) if self.reuse else min(free)
+            if not row.reused:
+                self.cache.clear(slot)
             stream = None if self.tokenizer is None else Stream(self.tokenizer, row.settings.stop)
             self.live.append(Live(index, slot, request, row, stream))
 
@@ -338,12 +262,14 @@ class Engine:
         for step, width in zip(steps, widths, strict=True):
             self.seconds[step.kind] += (ended - began) * width / sum(widths)
         for live, step in zip(group, steps, strict=True):
+            self.held.note(live.slot, live.row, step)
             part, at = found.part(at, at + len(step.feed.read)), at + len(step.feed.read)
             error = None
             try:
                 yield from live.advance(part)
             except RequestError as problem:
                 live.step, error = None, problem
+                self.held.forget(live.slot)
             if live.step is None:
                 yield Finished(live.index, live.answer(self.began, error))
 
@@ -363,12 +289,13 @@ def _alike(group: list[Live]) -> list[list[Live]]:
     return parts
 
 
-def _bounded(group: list[Live]) -> list[list[Live]]:
-    """Rows that share a forward, in their order: so many that it stays as bounded as the pieces of a prompt are."""
+def _bounded(group: list[Live], most: int) -> list[list[Live]]:
+    """Rows that share a forward, in their order: so many that it stays as bounded as the pieces of a prompt are.
+    most: positions in one forward."""
     parts: list[list[Live]] = []
     total = 0
     for live in group:
-        if not parts or total + _width(live) > 2 * rows.PIECE:
+        if not parts or total + _width(live) > most:
             parts, total = [*parts, []], 0
         parts[-1].append(live)
         total += _width(live)

@@ -33,6 +33,7 @@ class Answer:
     positions_computed: tokens that were fed for this row
     seconds: from admission to the last token, prefill included
     logprobs: per token its log-probability in nats and the likeliest tokens with theirs, where asked for
+    cached_tokens: of the prompt, how many positions the cache already held
     checks: per check of mode verified where its guess came from (draft, text, rest, none), its length, what was kept
     batch_seconds: how long the whole run had been going at this row's end; times of one batch must not be added
     """
@@ -51,6 +52,7 @@ class Answer:
     error: UnmaskError | None = None
     logprobs: "Sequence[Logprobs] | None" = None
     checks: Sequence[tuple[str, int, int]] = ()
+    cached_tokens: int = 0
 
 
 def refusal(error: UnmaskError, mode: str, *, prompt_tokens: int = 0, text: str | None = None) -> Answer:
@@ -76,7 +78,8 @@ class Committed:
 class Provisional:
     """The block being written, on request: slots from position `start`, which of them are masked, how sure they are.
 
-    In mode verified a drafted slot is not masked, but it may yet be refused.
+    The first `settled` slots are final. In mode verified a drafted slot is not masked, but it may yet be refused. In
+    mode ar there is no block, and no slots. forwards: how many the row has taken part in.
     """
 
     index: int
@@ -84,6 +87,8 @@ class Provisional:
     token_ids: list[int]
     masked: list[bool]
     confidence: list[float]
+    settled: int = 0
+    forwards: int = 0
 
 
 @dataclass(frozen=True)

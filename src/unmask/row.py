@@ -64,6 +64,8 @@ class Row:
     logprobs: of each written token, where asked for
     finish: why the answer is complete, None while it is not
     block: the block being written, for pictures
+    reused: how many positions of the prompt the cache already held
+    piece: the prompt is fed in pieces of at most so many tokens
     checks: per check of mode verified where its guess came from, its length, and how much of it was kept
     """
 
@@ -82,6 +84,8 @@ class Row:
     block: "Block | None" = None
     checks: list[tuple[str, int, int]] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
+    reused: int = 0
+    piece: int = PIECE
 
     def __post_init__(self) -> None:
         name, parameter = self.settings.rule_parameter()
@@ -164,9 +168,15 @@ class Row:
         n = len(tokens)
         return self.step(kind, Feed(tokens, start, self.ends(n, start), [False] * n, [r % n for r in read]))
 
+    @property
+    def sight(self) -> int:
+        """Committed tokens see the whole of their block of so many positions; 1: themselves and what is left."""
+        causal = self.settings.mode == "ar" or self.blocks.context == "causal"
+        return 1 if causal else self.settings.block_size
+
     def ends(self, n: int, start: int) -> list[int]:
         """Where the sight of n committed tokens ends: behind each of them, or behind its block."""
-        size = 1 if self.blocks.context == "causal" else self.settings.block_size
+        size = self.sight
         return [(position // size + 1) * size for position in range(start, start + n)]
 
 
@@ -230,12 +240,13 @@ class Block:
 def feed_prompt(
     row: Row, whole: int, step: Callable[..., Step], size: int = 1
 ) -> Generator[Step, Proposals, Proposals]:
-    """Feed the prompt's first `whole` tokens, in pieces of whole blocks of `size`; returns the last one's proposals.
+    """Feed the prompt's first `whole` tokens but those that the cache holds, in pieces of whole blocks of `size`;
+    returns the last one's proposals.
 
     step: `row.causal` or `row.clean`. Nothing is read of a prompt whose rest opens the first block.
     """
-    width = max(PIECE // size, 1) * size
-    for start in range(0, whole, width):
+    width = max(row.piece // size, 1) * size
+    for start in range(row.reused, whole, width):
         stop = min(start + width, whole)
         read = (-1,) if stop == len(row.prompt) else ()
         found = yield step("prefill", row.prompt[start:stop], start, read=read)

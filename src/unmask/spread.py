@@ -4,6 +4,7 @@ Ray is told where it is by RAY_ADDRESS, or finds a cluster that was started on t
 """
 
 import contextlib
+import importlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,11 +46,15 @@ def workers(checkpoint: Checkpoint, loading: dict[str, Any], count: int) -> Iter
             ray.shutdown()
 
 
-def need_ray() -> Any:
+def need_ray(part: str = "") -> Any:
+    """Ray, or MissingExtraError. part: of it that must be there too, as `serve`."""
     try:
         import ray
+
+        if part:
+            importlib.import_module(f"ray.{part}")
     except ImportError:
-        raise MissingExtraError("ray", "scale") from None
+        raise MissingExtraError(f"ray[{part}]" if part else "ray", "scale") from None
     return ray
 
 
@@ -82,10 +87,10 @@ class Worker:
 def _actors(ray: Any, loading: dict[str, Any], count: int) -> list[Any]:
     """Workers that share the processors and GPUs of the cluster equally, each with its model loaded."""
     whole = ray.cluster_resources()
-    share = {"num_cpus": _share(whole.get("CPU", 1), count)}
+    options = {"num_cpus": share(whole.get("CPU", 1), count)}
     if loading["device"] != "cpu" and whole.get("GPU"):
-        share["num_gpus"] = _share(whole["GPU"], count)
-    actors = [ray.remote(Worker).options(**share).remote() for _ in range(count)]
+        options["num_gpus"] = share(whole["GPU"], count)
+    actors = [ray.remote(Worker).options(**options).remote() for _ in range(count)]
     problems = _get(ray, [actor.load.remote(loading) for actor in actors])
     problem = next((text for text in problems if text is not None), None)
     if problem is not None:
@@ -93,7 +98,7 @@ def _actors(ray: Any, loading: dict[str, Any], count: int) -> list[Any]:
     return actors
 
 
-def _share(total: float, count: int) -> float:
+def share(total: float, count: int) -> float:
     """What each of `count` workers may reserve, so that all of them fit."""
     return float(total // count) if total >= count else math.floor(total / count * 1e4) / 1e4
 

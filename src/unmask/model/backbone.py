@@ -52,6 +52,10 @@ class Cache(Protocol):
         """Forget what a row holds, before another request takes it."""
         ...
 
+    def copy(self, source: int, target: int, positions: int) -> None:
+        """Copy the keys and values of a row's first `positions` positions to another row."""
+        ...
+
 
 class Backbone(Protocol):
     """A network that decodes. Implementations: `UniversalBackbone`, `NativeBackbone`, a scripted one in the tests.

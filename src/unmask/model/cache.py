@@ -51,6 +51,13 @@ class StaticCache:
             for buffer in buffers:
                 buffer[row].zero_()
 
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, positions: int) -> None:
+        """Copy a row's first positions to another row."""
+        for buffers in self.layers.values():
+            for buffer in buffers:
+                buffer[target, :, :positions] = buffer[source, :, :positions]
+
     def _buffer(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.rows, like.shape[1], self.capacity + 1, like.shape[3])
 

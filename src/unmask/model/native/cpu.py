@@ -72,6 +72,7 @@ class CpuCache:
     def __init__(self, parts: Parts, rows: int, capacity: int) -> None:
         shape, self.rows = parts.shape, rows
         self.capacity = -(-capacity // CHUNK) * CHUNK
+        self.head_dim = shape.head_dim
         size = (shape.layers, rows, shape.kv_heads, self.capacity * shape.head_dim)
         self.key, self.value = torch.zeros(size), torch.zeros(size)
         self.cosine, self.sine = rotation(parts.frequencies, parts.scaling, self.capacity)
@@ -79,6 +80,12 @@ class CpuCache:
     def clear(self, row: int) -> None:
         self.key[:, row].zero_()
         self.value[:, row].zero_()
+
+    def copy(self, source: int, target: int, positions: int) -> None:
+        """Copy a row's first positions to another row, whole panels of them."""
+        n = min(self.capacity, -(-positions // KEYS) * KEYS) * self.head_dim
+        self.key[:, target, :, :n] = self.key[:, source, :, :n]
+        self.value[:, target, :, :n] = self.value[:, source, :, :n]
 
 
 class CpuNetwork:

@@ -55,6 +55,10 @@ class GpuCache:
         self.key[:, row].zero_()
         self.value[:, row].zero_()
 
+    def copy(self, source: int, target: int, positions: int) -> None:
+        self.key[:, target, :, :positions] = self.key[:, source, :, :positions]
+        self.value[:, target, :, :positions] = self.value[:, source, :, :positions]
+
 
 @dataclass(frozen=True)
 class Inputs:

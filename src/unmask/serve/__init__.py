@@ -1,0 +1,1 @@
+"""An HTTP server with the API that existing clients speak, and a page that shows blocks being written."""

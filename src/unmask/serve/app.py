@@ -1,0 +1,257 @@
+"""The routes: from an HTTP request to the worker and back."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import unmask
+from unmask.api import Model
+from unmask.engine import Engine
+from unmask.errors import RequestError, UnmaskError
+from unmask.serve.asking import Asker, Plan
+from unmask.serve.errors import NoSuchModel, Unavailable, shaped, told
+from unmask.serve.limits import Limits
+from unmask.serve.metrics import Metrics
+from unmask.serve.replies import FAILURES, ChatReply, CompletionReply, Health, Models
+from unmask.serve.schema import Asked, ChatAsked, CompletionAsked
+from unmask.serve.settings import Serving
+from unmask.serve.stream import GONE, EventStream, answers, asked, opened, unless_gone
+from unmask.serve.telling import Teller
+from unmask.serve.worker import Worker
+
+log = logging.getLogger("unmask")
+PAGE = files("unmask") / "serve" / "page"
+
+
+class Service:
+    """One served model: its worker, and what is known once it is loaded."""
+
+    def __init__(self, load: Callable[[], Model], name: str, settings: Serving) -> None:
+        self.name, self.settings, self.created = name, settings, int(time.time())
+        self.metrics = Metrics()
+        self.worker = Worker(
+            load,
+            lambda model: engine_for(model, settings),
+            self.metrics,
+            queue_limit=settings.queue,
+            timeout=settings.timeout,
+        )
+        self.metrics.watch(lambda: self.worker.counts)
+        self._asker: Asker | None = None
+
+    @property
+    def asker(self) -> Asker:
+        if self._asker is None:
+            if self.worker.model is None:
+                raise Unavailable(f"the model is {self.worker.state}; try again later")
+            self._asker = Asker(self.worker.model, self.settings)
+        return self._asker
+
+    def check_name(self, name: str | None) -> None:
+        """NoSuchModel unless the request names the model that is served."""
+        if name != self.name:
+            what = f"'{name}' is not served here" if name else "the request names no model"
+            raise NoSuchModel(f"{what}; served: '{self.name}'")
+
+    def described(self) -> dict[str, Any]:
+        """The model as `/v1/models` lists it."""
+        model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "unmask"}
+        return model if self.worker.model is None else model | {"unmask": capabilities(self.worker.model, self.asker)}
+
+
+def capabilities(model: Model, asker: Asker) -> dict[str, Any]:
+    """What a model can do here."""
+    spec = model.spec
+    modes = ["ar"] if spec is None else ["ar", "threshold"]
+    if spec is not None and spec.context == "causal":
+        modes.insert(1, "verified")
+    return {
+        "modes": modes,
+        "context": None if spec is None else spec.context,
+        "block_size": None if spec is None else spec.block_size,
+        "sub_block_size": None if spec is None else spec.sub_block_size,
+        "max_context": asker.context,
+        "default_mode": model.decoding().mode,
+    }
+
+
+def engine_for(model: Model, settings: Serving) -> Engine:
+    """An engine of fixed capacity, warmed up, so that the first client waits for nothing that others do not."""
+    size = 1 if model.spec is None else model.spec.block_size
+    engine = Engine(
+        model.backbone,
+        model.spec,
+        model.tokenizer,
+        batch_size=model.batch_size,
+        capacity=min(settings.context, model.backbone.max_positions) + size,
+        stop_ids=model.checkpoint.stop_ids,
+        costs=model.costs,
+        piece=settings.prefill,
+        reuse=True,
+    )
+    for mode in ["ar"] if size == 1 else ["ar", model.decoding().mode]:
+        index = engine.submit(model.request("Hello", mode=mode, max_new_tokens=min(8, settings.context - 1)))
+        while engine.live or engine.waiting:
+            engine.step()
+        engine.cancel(index)
+    return engine
+
+
+def app_for(service: Service) -> FastAPI:
+    """The ASGI application. The worker is started and stopped by whoever serves it (`run`)."""
+    app = FastAPI(title="unmask", version=unmask.__version__, description=__doc__, redoc_url=None, docs_url=None)
+    app.add_middleware(Limits, settings=service.settings)
+    if service.settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    _add_errors(app)
+    _add_status(app, service)
+    _add_api(app, service)
+    app.add_api_route("/", _page, include_in_schema=False)
+    app.mount("/page", StaticFiles(directory=str(PAGE)), name="page")
+    return app
+
+
+async def _page() -> FileResponse:
+    return FileResponse(str(PAGE / "index.html"), headers={"cache-control": "no-cache"})
+
+
+def _add_api(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", responses=FAILURES, response_model=Models)
+    async def models() -> Any:
+        """The one model that is served."""
+        return JSONResponse({"object": "list", "data": [service.described()]})
+
+    @app.get("/v1/models/{name:path}", responses=FAILURES)
+    async def model(name: str) -> Any:
+        """The model of this name."""
+        service.check_name(name)
+        return JSONResponse(service.described())
+
+    @app.post("/v1/chat/completions", responses=FAILURES, response_model=ChatReply)
+    async def chat(http: Request, body: ChatAsked) -> Any:
+        """Answer a chat, whole or as server-sent events."""
+        service.check_name(body.model)
+        return await _answer(http, service, body, await run_in_threadpool(service.asker.chat, body), "chat")
+
+    @app.post("/v1/completions", responses=FAILURES, response_model=CompletionReply)
+    async def completions(http: Request, body: CompletionAsked) -> Any:
+        """Continue raw prompts, whole or as server-sent events."""
+        service.check_name(body.model)
+        return await _answer(http, service, body, await run_in_threadpool(service.asker.completion, body), "completion")
+
+
+async def _answer(http: Request, service: Service, body: Asked, plan: Plan, kind: str) -> Response:
+    logprobs = body.logprobs_asked is not None
+    teller = Teller(service.asker.tokenizer, service.name, plan, kind, usage=body.usage_asked, logprobs=logprobs)
+    try:
+        if body.stream:
+            chunks = await opened(service.worker, teller, plan.requests, http.receive)
+            return EventStream(chunks, service.settings.slow_reader)
+        async with asked(service.worker, plan.requests) as items:
+            found = await unless_gone(answers(items, len(plan.requests)), http.receive)
+        return JSONResponse(teller.whole(found))
+    except ClientDisconnect:
+        return Response(status_code=GONE)
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
+    worker = service.worker
+
+    def state(well: bool) -> JSONResponse:
+        waiting, running = worker.counts
+        body = {"status": worker.state, "model": service.name, "running": running, "waiting": waiting}
+        body |= {"restarts": worker.restarts, "last_error": worker.error}
+        return JSONResponse(body, 200 if well else 503)
+
+    @app.get("/health", responses={503: {"model": Health}}, response_model=Health)
+    async def health() -> Any:
+        """Whether the engine works: 200, or 503 while it loads, starts again, stops, or is down."""
+        return state(worker.state == "ok")
+
+    @app.get("/ready", responses={503: {"model": Health}}, response_model=Health)
+    async def ready() -> Any:
+        """Whether a request would be taken now: 200, or 503 also where the queue is full."""
+        return state(worker.state == "ok" and sum(worker.counts) < worker.rows + worker.queue_limit)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Counts and times for Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(UnmaskError)
+    async def ours(_: Request, error: UnmaskError) -> JSONResponse:
+        status, body, headers = told(error)
+        return JSONResponse(body, status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        status, body, headers = told(_first(error))
+        return JSONResponse(body, status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(http: Request, error: HTTPException) -> JSONResponse:
+        texts = {
+            404: f"there is no {http.url.path} here; the API is /v1/chat/completions, /v1/completions and /v1/models",
+            405: f"{http.method} is not allowed on {http.url.path}",
+            400: "the body is not valid JSON in UTF-8",
+        }
+        text = texts.get(error.status_code, str(error.detail))
+        return JSONResponse(shaped(text, "invalid_request_error"), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def fault(http: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", http.method, http.url.path, exc_info=error)
+        status, body, headers = told(error)
+        return JSONResponse(body, status, headers)
+
+
+def _first(error: RequestValidationError) -> RequestError:
+    """What is wrong with a body, in one line; of several allowed forms the one that came nearest."""
+    found = max(error.errors(), key=lambda each: len(each["loc"]))
+    if found["type"] == "json_invalid":
+        return RequestError(f"the body is not valid JSON: {found['ctx']['error']}")
+    place = [str(part) for part in found["loc"] if part != "body" and not _is_type(part)]
+    field = ".".join(place) or None
+    if found["type"] == "missing" or field is None:
+        return RequestError(f"{field or 'a JSON body'} is missing", field=place[0] if place else None)
+    shown = json.dumps(found.get("input"), default=str)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    reason = _reason(found)
+    return RequestError(f"{field} is {shown}; {reason}", field=place[0], value=shown)
+
+
+def _is_type(part: Any) -> bool:
+    """Whether a part of an error's place names one of several allowed types, and no field."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
+
+
+def _reason(found: Any) -> str:
+    if found["type"] in ("string_too_short", "too_short"):
+        return "allowed: not empty"
+    return str(found["msg"]).removeprefix("Value error, ").replace("Input should be ", "allowed: ")
+
+
+def name_of(ref: str) -> str:
+    """What clients call a model: the last part of its reference."""
+    return PurePath(ref).name.removesuffix(".gguf") or ref

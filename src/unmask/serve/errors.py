@@ -1,0 +1,78 @@
+"""Errors as clients get them: OpenAI's shape, and the status that says whose fault it was."""
+
+from typing import Any
+
+from unmask.errors import CapacityError, ConfigError, RequestError, UnmaskError
+
+
+class Busy(CapacityError):
+    """The queue is full; retry_after: seconds."""
+
+    def __init__(self, problem: str, retry_after: int) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+
+
+class Unavailable(UnmaskError):
+    """The server is loading, stopping or down."""
+
+
+class EngineFailed(UnmaskError):
+    """The engine ended while it wrote this answer."""
+
+
+class TimeLimit(UnmaskError):
+    """The request took longer than the server allows."""
+
+
+class NoSuchModel(UnmaskError):
+    """A name that is not served."""
+
+
+class Unauthorized(UnmaskError):
+    """No API key, or a wrong one."""
+
+
+class TooLarge(UnmaskError):
+    """A body above the limit."""
+
+
+STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
+    RequestError: (400, "invalid_request_error", None),
+    ConfigError: (400, "invalid_request_error", None),
+    Unauthorized: (401, "invalid_request_error", "invalid_api_key"),
+    NoSuchModel: (404, "invalid_request_error", "model_not_found"),
+    TooLarge: (413, "invalid_request_error", "request_too_large"),
+    CapacityError: (429, "rate_limit_error", "busy"),
+    Unavailable: (503, "server_error", "unavailable"),
+    TimeLimit: (504, "server_error", "timeout"),
+    UnmaskError: (500, "server_error", None),
+}
+"""Status, type and code by kind of error."""
+OVERLONG = "context_length_exceeded"
+NAMES = {"max_new_tokens": "max_tokens", "prompt_ids": "prompt"}
+"""Settings that clients know by another name."""
+
+
+def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers for an error; one that is not ours says no more than that it happened."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            break
+    else:
+        return 500, shaped("internal error; the server's log has the details", "server_error"), {}
+    status, what, code = STATUS[kind]
+    param: str | None = getattr(error, "field", None)
+    code = getattr(error, "code", None) or code
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    text = str(error)
+    for ours, theirs in NAMES.items():
+        text = text.replace(ours, theirs)
+    return status, shaped(text, what, NAMES.get(param or "", param), code), headers
+
+
+def shaped(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
