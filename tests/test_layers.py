@@ -11,7 +11,7 @@ LAYERS = [
     {"core"},
     {"config", "events"},
     {"recipe", "limits", "lock"},
-    {"options", "resolve", "text", "auto", "model"},
+    {"options", "resolve", "text", "auto", "guide", "model"},
     {"row", "data"},
     {"decode", "verified"},
     {"modes", "prefix"},
@@ -46,6 +46,7 @@ ONLY_IN = {
     "pydantic": "serve",
     "prometheus_client": "serve",
     "reasoning_gym": "evaluate",
+    "llguidance": "guide",
 }
 CORE_MAY_USE = {"torch", "math", "bisect", "dataclasses", "collections", "typing", "hashlib", "unmask"}
 

@@ -15,6 +15,7 @@ from unmask.core.pace import Costs
 from unmask.engine import Engine
 from unmask.errors import ConfigError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Request, refusal
+from unmask.guide import guided
 from unmask.model.admissible import read_admissible
 from unmask.model.checkpoint import Checkpoint, load_checkpoint
 from unmask.model.choose import BACKBONES, backbone_for
@@ -114,6 +115,7 @@ class Model:
             raise RequestError(
                 f"stop strings need a tokenizer, {self.checkpoint.ref} has none; use stop_ids", field="stop"
             )
+        guided(full.json_schema, full.stop_ids, self.tokenizer, self.backbone.vocab_size)  # refused here, if at all
         return full
 
     def _ask(self, prompt: Prompt, raw: bool, settings: Decoding) -> Request | Answer:

@@ -122,8 +122,8 @@ def _within(wanted: Decoding, record: Admissible | None) -> tuple[float | None, 
     """The threshold that the gate admits for `max_loss`, or None and why there is none."""
     assert wanted.max_loss is not None
     rule, asked = wanted.rule_parameter()
-    if wanted.logprobs is not None:
-        return None, "threshold has no logprobs"
+    if wanted.leftmost is not None:
+        return None, f"threshold has no {wanted.leftmost}"
     if rule != "threshold" or asked is None:
         return None, f"the gate measured rule threshold, not {rule}"
     if record is None:
@@ -139,8 +139,8 @@ def _admitted(wanted: Decoding, record: Admissible | None) -> Choice:
     """Mode threshold within the model's gate: with the rule threshold, one below the lowest admissible is raised to it;
     where none is admissible, mode ar is taken. Where `max_loss` is given, mode ar unless the gate was held to it."""
     rule, threshold = wanted.rule_parameter()
-    if wanted.logprobs is not None:
-        return Choice(replace(wanted, mode="ar"), "logprobs are of mode ar")
+    if wanted.leftmost is not None:
+        return Choice(replace(wanted, mode="ar"), f"threshold has no {wanted.leftmost}")
     if wanted.max_loss is not None and (why := _within(wanted, record)[1]):
         return Choice(replace(wanted, mode="ar"), why)
     if record is None or rule != "threshold" or threshold is None:

@@ -193,6 +193,11 @@ class Decoding:
         allowed="from 0 to 20",
         metavar="N",
     )
+    json_schema: str | None = option(
+        None,
+        help="the answer is JSON that this JSON Schema allows; {} allows any object (modes ar and verified)",
+        metavar="SCHEMA",
+    )
     stop: tuple[str, ...] = option((), help="end the answer before this text; may be given several times", metavar="S")
     stop_ids: tuple[int, ...] | None = option(
         None, help="end tokens for this call instead of the checkpoint's", metavar="N"
@@ -201,6 +206,11 @@ class Decoding:
     def __post_init__(self) -> None:
         check_fields(self)
         self.rule_parameter()
+
+    @property
+    def leftmost(self) -> str | None:
+        """The name of a setting that needs each token to be written behind all those to its left; None without one."""
+        return next((name for name in ("logprobs", "json_schema") if getattr(self, name) is not None), None)
 
     def rule_parameter(self) -> tuple[str, float | None]:
         """The rule's name and its parameter; None means the rule's own default."""

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from unmask.core.pace import Costs
 from unmask.core.propose import Proposals, propose
 from unmask.errors import CapacityError, RequestError, UnmaskError
 from unmask.events import Answer, Event, Finished, Request, refusal
+from unmask.guide import guided
 from unmask.live import Live
 from unmask.model.backbone import Backbone, Cache
 from unmask.model.files import available_memory
@@ -188,7 +190,8 @@ class Engine:
             random.seed()
         else:
             random.manual_seed(settings.seed % 2**63)
-        return Row(prompt, settings, self.spec, random, request.provisional, self.costs, piece=self.piece)
+        guide = guided(settings.json_schema, settings.stop_ids, self.tokenizer, self.backbone.vocab_size)
+        return Row(prompt, settings, self.spec, random, request.provisional, self.costs, guide, piece=self.piece)
 
     def _check_memory(self, positions: int) -> None:
         """CapacityError where the buffers of a single row of so many positions exceed the memory that is free."""
@@ -317,4 +320,5 @@ def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> P
         confidence=any(step.confidence for step in steps),
         entropy=any(step.entropy for step in steps),
         likeliest=max((step.likeliest for step in steps if step.likeliest is not None), default=None),
+        allowed=[(end - n, step.allowed) for step, n, end in zip(steps, reads, accumulate(reads), strict=True)],
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from textwrap import shorten
 from typing import Any, Literal
 
 from unmask.auto import choose
@@ -83,12 +84,14 @@ def _mode(wanted: Decoding, spec: BlockSpec | None) -> Literal["ar", "threshold"
             field="mode",
             value="verified",
         )
-    if wanted.mode == "threshold" and wanted.logprobs is not None:
+    if wanted.mode == "threshold" and (name := wanted.leftmost) is not None:
+        value = getattr(wanted, name)
+        said = shorten(str(value), 60, placeholder=" …")
         raise RequestError(
-            f"logprobs is {wanted.logprobs}, but mode threshold writes by no law of left to right; "
+            f"{name} is {said}, but mode threshold writes by no law of left to right; "
             f"use mode ar{' or verified' if spec.context == 'causal' else ''}",
-            field="logprobs",
-            value=wanted.logprobs,
+            field=name,
+            value=value,
         )
     assert wanted.mode != "auto"
     return wanted.mode

@@ -6,7 +6,7 @@ rows, in whatever mode and place they are, into common forwards. So a row in a b
 """
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from unmask.core.pace import Costs
 from unmask.core.propose import Logprobs, Proposals
 from unmask.core.rules import NEEDS_ENTROPY, RULES
 from unmask.errors import RequestError
+from unmask.guide import Guide
 from unmask.model.backbone import Feed
 from unmask.resolve import Resolved
 
@@ -31,7 +32,8 @@ class Step:
     """What a row asks of the next forward.
 
     temperature, top_p, uniform (Float[read] or None when greedy) say how tokens are drawn from the logits that `feed`
-    reads; confidence, entropy and likeliest (how many, or None) say what else of their laws is wanted.
+    reads; confidence, entropy and likeliest (how many, or None) say what else of their laws is wanted. allowed:
+    Bool[n, vocab], what the first n of those places may take; None for anything.
     """
 
     kind: Kind
@@ -42,6 +44,7 @@ class Step:
     confidence: bool = False
     entropy: bool = False
     likeliest: int | None = None
+    allowed: Tensor | None = None
 
 
 Program = Generator[Step, Proposals, None]
@@ -54,6 +57,7 @@ class Row:
     spec: None for a plain model, whose only mode is ar
     watched: whether someone looks at the block being written, and so at confidence that nothing else needs
     costs: what forwards cost here, where that is known
+    guide: what the answer may be, where the request limits it
     company: how many rows the batch has, this one included; drafters: how many of them drafted lately; no text depends
         on either
     written: the answer's tokens, the end token included
@@ -71,6 +75,7 @@ class Row:
     random: torch.Generator = field(default_factory=torch.Generator)
     watched: bool = False
     costs: Costs | None = None
+    guide: Guide | None = None
     company: int = 1
     drafters: int = 1
     written: list[int] = field(default_factory=list)
@@ -147,7 +152,10 @@ class Row:
         chosen, uniform = self.settings, None
         if chosen.temperature > 0 and feed.read:
             uniform = torch.tensor([self.number(start + r + 1 - len(self.prompt)) for r in feed.read])
-        return Step(kind, feed, chosen.temperature, chosen.top_p, uniform, likeliest=chosen.logprobs)
+        step = Step(kind, feed, chosen.temperature, chosen.top_p, uniform, likeliest=chosen.logprobs)
+        if self.guide is None or not feed.read:
+            return step
+        return replace(step, allowed=self.guide.along(self.written, tokens[self.length - start :]))
 
     def number(self, place: int) -> float:
         """The random number of a place of the answer."""

@@ -156,3 +156,27 @@ def test_a_slot_does_not_depend_on_its_neighbours(seed, temperatures):
         alone = propose(logits[i : i + 1], MASK, warm[i : i + 1], top_p[i : i + 1], uniform[i : i + 1])
         assert alone.tokens[0] == together.tokens[i]
         assert torch.allclose(alone.confidence[0], together.confidence[i])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab", [8, 300])
+def test_where_only_some_tokens_are_allowed_no_other_has_a_share(temperature, vocab):
+    """Slots 1 and 2 of four may take tokens 3, 4 and the mask; their neighbours are as without."""
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 5
+    table = torch.zeros(2, vocab, dtype=torch.bool)
+    table[:, [3, 4, MASK]] = True
+
+    def found(allowed):
+        each = (torch.full((4,), temperature), torch.ones(4), torch.full((4,), 0.3))
+        return propose(logits, MASK, *each, entropy=True, likeliest=3, allowed=allowed)
+
+    free, bound = found([(0, None)]), found([(0, None), (1, table), (3, None)])
+    for name in ("tokens", "confidence", "entropy", "logprob"):
+        for slot in (0, 3):
+            assert torch.equal(getattr(free, name)[slot], getattr(bound, name)[slot])
+    law = logits[1:3, 3:5].softmax(-1)
+    assert torch.allclose(bound.logprobs[1:3].exp().sum(-1), torch.ones(2)) and bound.logprobs[1, 2] == -torch.inf
+    expected = law.argmax(-1) if temperature == 0 else (law[:, 0] <= 0.3).long()
+    assert bound.tokens[1:3].tolist() == (3 + expected).tolist()
+    assert torch.allclose(bound.confidence[1:3], law.gather(-1, expected[:, None])[:, 0])
+    assert torch.allclose(bound.entropy[1:3], -(law * law.log()).sum(-1), atol=1e-5)

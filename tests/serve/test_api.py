@@ -470,3 +470,46 @@ def test_the_page_is_served_with_a_policy(served):
     assert found.status_code == 200 and found.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in found.headers["content-security-policy"]
     assert found.headers["x-content-type-options"] == "nosniff"
+
+
+# --- answers that are JSON -------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("mode", ["ar", "verified", "auto"])
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_response_format_json(served, mode, kind):
+    pytest.importorskip("llguidance")
+    form = {"type": kind} | ({"json_schema": {"name": "x", "schema": SCHEMA}} if kind == "json_schema" else {})
+    found = ask(served, mode=mode, response_format=form, max_tokens=60, temperature=1.0, seed=1)["choices"][0]
+    if kind == "json_schema":
+        assert json.loads(found["message"]["content"]) in ({"ok": True}, {"ok": False})
+        assert found["finish_reason"] == "stop"
+    else:
+        assert found["message"]["content"].startswith("{")
+    chunks = events(served, mode=mode, response_format=form, max_tokens=60, temperature=1.0, seed=1)
+    assert joined(chunks) == found["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    "form, says",
+    [
+        ({"type": "json_schema"}, "response_format json_schema lacks json_schema"),
+        ({"type": "xml"}, "allowed: 'text', 'json_object' or 'json_schema'"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}, "nothing"),
+    ],
+)
+def test_response_formats_that_are_refused(served, form, says):
+    pytest.importorskip("llguidance")
+    assert says in refused(served.http.post(CHAT, json=body(response_format=form)), param="response_format")["message"]
+
+
+def test_response_format_in_mode_threshold_is_refused(served):
+    asked = body(mode="threshold", response_format={"type": "json_object"})
+    assert "mode threshold" in refused(served.http.post(CHAT, json=asked), param="response_format")["message"]

@@ -18,7 +18,9 @@ def test_flags_exist():
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     named = {
-        flag for block in re.findall(r"`[^`]*--[^`]*`|unmask serve.*", PAGE) for flag in re.findall(r"--[a-z][a-z-]+", block)
+        flag
+        for block in re.findall(r"`[^`]*--[^`]*`|unmask serve.*", PAGE)
+        for flag in re.findall(r"--[a-z][a-z-]+", block)
     }
     assert named - set(parser._option_string_actions) - {"--head", "--address", "--help"} == set()
 

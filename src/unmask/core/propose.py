@@ -1,5 +1,6 @@
 """From logits to tokens: the only place where that happens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,6 +55,7 @@ def propose(
     confidence: bool = True,
     entropy: bool = False,
     likeliest: int | None = None,
+    allowed: Iterable[tuple[int, Tensor | None]] = (),
 ) -> Proposals:
     """Propose one token per slot from logits [slot, vocab]; temperature, top_p and uniform are Float[slot] on the CPU.
 
@@ -62,24 +64,28 @@ def propose(
     softmax; above 0 the token is drawn from softmax(logits / temperature) cut to the top-p set (Fast-dLLM v2,
     `sample_with_top_p`), by the inverse of its distribution function at the slot's own `uniform` in [0, 1). So a slot's
     token depends on nothing but its own logits and number. likeliest: how many tokens to name beside the proposed one,
-    with log-probabilities of the plain softmax.
+    with log-probabilities of the plain softmax. allowed: pairs of a slot and Bool[k, vocab], the only tokens that exist
+    for the k slots from there on, or None; every law is one over these.
     """
     n, vocab = logits.shape
-    allowed = functional.pad(logits.float(), (0, -vocab % CHUNK), value=-torch.inf)
+    values = functional.pad(logits.float(), (0, -vocab % CHUNK), value=-torch.inf)
+    for first, table in allowed:
+        if table is not None:
+            values[first : first + len(table), :vocab].masked_fill_(~table.to(values.device), -torch.inf)
     if mask_id is not None and mask_id < vocab:
-        allowed[:, mask_id] = -torch.inf
-    peak, tokens = _largest(allowed)
+        values[:, mask_id] = -torch.inf
+    peak, tokens = _largest(values)
     drawn = torch.nonzero(temperature > 0).flatten()
     if not (confidence or entropy or len(drawn) or likeliest is not None):
         return Proposals(tokens.cpu(), peak.isfinite().cpu())
-    plain = None if likeliest is None else allowed.log_softmax(dim=-1)
+    plain = None if likeliest is None else values.log_softmax(dim=-1)
     at = drawn.to(logits.device)
     if len(drawn):
-        allowed[at] = (allowed[at] - peak[at].unsqueeze(-1)) / temperature[drawn].to(allowed).unsqueeze(-1)
-    probability = allowed.softmax(dim=-1)
+        values[at] = (values[at] - peak[at].unsqueeze(-1)) / temperature[drawn].to(values).unsqueeze(-1)
+    probability = values.softmax(dim=-1)
     chance = probability.amax(dim=-1)
     if len(drawn):
-        tokens[at], chance[at] = _draw(probability[at], top_p[drawn].to(allowed), uniform[drawn].to(allowed))
+        tokens[at], chance[at] = _draw(probability[at], top_p[drawn].to(values), uniform[drawn].to(values))
     surprise = torch.special.entr(probability).sum(dim=-1).cpu() if entropy else None
     found = Proposals(tokens.cpu(), peak.isfinite().cpu(), chance.cpu() if confidence else None, surprise)
     return found if plain is None else _with_logprobs(found, plain, likeliest or 0)

@@ -50,7 +50,7 @@ STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
 }
 """Status, type and code by kind of error."""
 OVERLONG = "context_length_exceeded"
-NAMES = {"max_new_tokens": "max_tokens", "prompt_ids": "prompt"}
+NAMES = {"max_new_tokens": "max_tokens", "prompt_ids": "prompt", "json_schema": "response_format"}
 """Settings that clients know by another name."""
 
 
@@ -67,9 +67,9 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    text = str(error)
+    text = str(error).replace("max_new_tokens", NAMES["max_new_tokens"])
     for ours, theirs in NAMES.items():
-        text = text.replace(ours, theirs)
+        text = theirs + text.removeprefix(ours) if text.startswith(ours + " ") else text
     return status, shaped(text, what, NAMES.get(param or "", param), code), headers
 
 
