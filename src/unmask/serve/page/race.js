@@ -1,0 +1,205 @@
+// The race: one prompt in several modes, side by side.
+
+import { againButton, Answer, watchAgain } from "./answer.js";
+import { complete } from "./api.js";
+import { byId, button, el } from "./dom.js";
+import { fixed } from "./figures.js";
+import { legend, SENTENCE } from "./intro.js";
+import { drain, problemBox } from "./problems.js";
+import { current, inWords, modesOf, requestOf } from "./settings.js";
+
+const LANES = {
+  ar: "word by word: one forward, one token",
+  verified: "drafts a block, checks it in one forward; its text is ar’s",
+  threshold: "fills several slots at once, where it is sure",
+};
+const PLACES = ["first", "second", "third"];
+const EXAMPLES = ["Explain in a few sentences why the sky is blue.", "Write a Python function that computes the n-th Fibonacci number with a loop."];
+
+class Lane {
+  constructor(mode, model) {
+    this.mode = mode;
+    this.answer = new Answer({ part: mode === "threshold" ? (model.unmask?.sub_block_size ?? 0) : 0 });
+    this.speed = el("strong.speed", {}, "–");
+    this.place = el("span.place", {}, "waiting");
+    this.bar = el("progress", { max: "1", value: "0", "aria-label": `Tokens written in mode ${mode}` });
+    this.element = el(
+      "section.lane",
+      { "aria-label": `Mode ${mode}` },
+      el("h2", {}, mode, this.place),
+      el("p.note", {}, LANES[mode]),
+      el("p.meter", {}, this.speed, " tokens/s"),
+      this.bar,
+      this.answer.element,
+    );
+    this.fault = null;
+    this.end = null;
+  }
+
+  async run(request, signal) {
+    this.place.textContent = "running";
+    this.bar.max = request.max_tokens ?? 256;
+    const began = performance.now();
+    this.fault = await drain(complete(request, signal), (event) => this.take(event));
+    this.wall = (performance.now() - began) / 1000;
+  }
+
+  take(event) {
+    this.answer.take(event);
+    if (event.kind === "step" && event.seconds > 0) this.show(event.tokens, event.tokens / event.seconds);
+    if (event.kind === "end" && event.figures) {
+      this.end = event.figures;
+      this.show(this.end.completion_tokens, this.end.tokens_per_second);
+    }
+  }
+
+  show(tokens, speed) {
+    this.speed.textContent = fixed(speed, 1);
+    this.bar.value = tokens;
+  }
+
+  finish(place, actions) {
+    const said = this.end ? place : this.fault === "stopped" ? "stopped" : "failed";
+    this.place.textContent = said;
+    this.element.classList.toggle("won", place === PLACES[0] && Boolean(this.end));
+    if (this.end) this.bar.value = this.bar.max;
+    const problem = this.fault && this.fault !== "stopped" ? problemBox(this.fault, actions) : null;
+    this.answer.end([problem]);
+  }
+}
+
+export class Race {
+  constructor(app) {
+    this.app = app;
+    this.form = byId("race-form");
+    this.lanes = byId("lanes");
+    this.result = byId("result");
+    this.spoken = byId("race-status");
+    this.prompt = this.form.elements.prompt;
+    byId("race-intro").append(el("p.lead", {}, SENTENCE), legend());
+    const examples = EXAMPLES.map((text) => el("li", {}, button(text, () => (this.prompt.value = text), { class: "example" })));
+    byId("race-examples").append(...examples);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.running) this.stop();
+      else this.start();
+    });
+    this.prompt.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this.running) this.form.requestSubmit();
+    });
+  }
+
+  /** Offers the model's modes. */
+  fit(model) {
+    const modes = ["ar", "verified", "threshold"].filter((mode) => modesOf(model).includes(mode));
+    const boxes = modes.map((mode) => el("label", {}, el("input", { type: "checkbox", name: "mode", value: mode, checked: true }), mode));
+    byId("race-modes").replaceChildren(...boxes);
+    const alone = modes.length < 2;
+    byId("race-alone").hidden = !alone;
+    this.form.hidden = alone;
+    this.describe();
+  }
+
+  describe() {
+    byId("race-settings").textContent = `Each answers with the settings: ${inWords(current())}.`;
+  }
+
+  async start() {
+    if (this.running) return;
+    const { model } = this.app;
+    const text = this.prompt.value;
+    const modes = [...this.form.querySelectorAll("[name=mode]:checked")].map((box) => box.value);
+    this.say(!text.trim() ? "Write a prompt first." : modes.length < 2 ? "Choose at least two modes." : "");
+    if (this.spoken.textContent || !model) return;
+    const run = new AbortController();
+    this.busy(run);
+    const together = this.form.elements.order.value === "together";
+    const racers = modes.map((mode) => new Lane(mode, model));
+    this.result.replaceChildren();
+    this.lanes.replaceChildren(...racers.map((lane) => lane.element));
+    this.lanes.dataset.count = racers.length;
+    const messages = [{ role: "user", content: text }];
+    await this.drive(racers, together, (lane) => lane.run(requestOf(current(), model, messages, lane.mode), run.signal));
+    this.busy(null);
+    this.conclude(racers, together);
+  }
+
+  /** Runs all lanes, at once or one by one; the place of each is that of its end, or of its seconds. */
+  async drive(racers, together, run) {
+    const actions = { retry: () => this.start(), askKey: this.app.askKey };
+    const arrived = [];
+    const one = async (lane) => {
+      await run(lane);
+      if (lane.end) arrived.push(lane);
+      lane.finish(together && lane.end ? PLACES[arrived.length - 1] : "done", actions);
+    };
+    if (together) await Promise.all(racers.map(one));
+    else for (const lane of racers) await one(lane);
+    if (together) return;
+    arrived.sort((a, b) => a.end.seconds - b.end.seconds).forEach((lane, n) => lane.finish(PLACES[n], actions));
+  }
+
+  conclude(racers, together) {
+    const done = racers.filter((lane) => lane.end);
+    if (done.length < 2) return this.say(racers.some((lane) => lane.fault === "stopped") ? "The race was stopped." : "The race did not finish.");
+    const first = done.find((lane) => lane.place.textContent === PLACES[0]);
+    const others = done.filter((lane) => lane !== first).map((lane) => `${lane.mode} ${fixed(lane.end.seconds, 2)}`);
+    this.say(`${first.mode} finished first: ${fixed(first.end.seconds, 2)} seconds; ${others.join(", ")}.`);
+    this.result.replaceChildren(table(done, together), el("p", {}, againButton(() => this.again(racers))));
+  }
+
+  async again(racers) {
+    if (this.running) return;
+    const run = new AbortController();
+    this.busy(run);
+    await watchAgain(racers.map((lane) => lane.answer), run.signal);
+    racers.forEach((lane) => lane.answer.end());
+    this.busy(null);
+  }
+
+  say(text) {
+    this.spoken.textContent = text;
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+
+  busy(run) {
+    this.running = run;
+    byId("race-start").textContent = run ? "Stop" : "Start the race";
+    byId("race-start").classList.toggle("stop", Boolean(run));
+  }
+}
+
+const COLUMNS = ["mode", "seconds", "tokens", "tokens/s", "forwards", "tokens/forward", "speed", "text"];
+
+/** Totals of each mode; speed and text are compared with mode ar's, where it ran. */
+function table(lanes, together) {
+  const ar = lanes.find((lane) => lane.mode === "ar");
+  const rows = lanes.map((lane) => {
+    const { seconds, completion_tokens: tokens, tokens_per_second: speed, forwards, tokens_per_forward: tpf } = lane.end;
+    const times = ar ? `${fixed(speed / ar.end.tokens_per_second, 2)} × ar` : "–";
+    const same = !ar ? "–" : lane === ar ? "" : lane.answer.text === ar.answer.text ? "same as ar" : "differs from ar";
+    const cells = [fixed(seconds, 2), String(tokens), fixed(speed, 1), String(forwards), fixed(tpf, 2), times, same];
+    return el("tr", {}, el("th", { scope: "row" }, lane.mode), ...cells.map((text) => el("td", {}, text)));
+  });
+  const total = (name) => String(lanes.reduce((sum, lane) => sum + lane.end[name], 0));
+  const sums = ["", total("completion_tokens"), "", total("forwards"), "", "", ""];
+  const foot = el("tr", {}, el("th", { scope: "row" }, "together"), ...sums.map((text) => el("td", {}, text)));
+  const note = together ? "They shared the machine: who is ahead counts, not the speed itself." : "Each had the machine to itself.";
+  return el(
+    "div.table",
+    { tabindex: "0", role: "region", "aria-label": "Totals of the race" },
+    el(
+      "table",
+      {},
+      el("caption", {}, note),
+      el("thead", {}, el("tr", {}, ...COLUMNS.map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, ...rows),
+      el("tfoot", {}, foot),
+    ),
+  );
+}
