@@ -10,13 +10,18 @@ export const percent = (share) => `${Math.round(share * 100)} %`;
 export function describe(slot, n) {
   if (slot.state === "masked") return `slot ${n + 1}: masked`;
   const when = slot.order ? `, step ${slot.order}` : ", known from the start";
-  return `slot ${n + 1}: “${visible(slot.text).trim() || "space"}”, ${percent(slot.confidence)} sure${when}, ${NAMES[slot.state]}`;
+  return `slot ${n + 1}: “${visible(slot.text).trim()}”, ${percent(slot.confidence)} sure${when}, ${NAMES[slot.state]}`;
 }
 
-const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+/** A token as it can be seen: what is space and nothing else gets signs. */
+function visible(text) {
+  const signs = text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  return signs.trim() ? signs : "␣".repeat(Math.min(signs.length, 4));
+}
 
 function paint(element, slot, n, part) {
-  const classes = ["slot", slot.state, part && n && n % part === 0 ? "part" : ""];
+  const spaced = n && /^ +\S/.test(slot.text) ? "spaced" : "";
+  const classes = ["slot", slot.state, spaced, part && n && n % part === 0 ? "part" : ""];
   element.className = classes.filter(Boolean).join(" ");
   element.style.setProperty("--sure", slot.confidence.toFixed(3));
   element.setAttribute("aria-label", describe(slot, n));

@@ -88,12 +88,10 @@ export class Chat {
     return el("p.foot", {}, ...parts.filter((part) => part));
   }
 
-  ask(text) {
+  async ask(text) {
     if (!text.trim() || this.run) return;
-    if (!this.app.model) {
-      this.app.start();
-      return;
-    }
+    if (!this.app.model) await this.app.start();
+    if (!this.app.model || this.run) return;
     this.input.value = "";
     const { messages } = this.chat;
     if (!messages.length) this.chat.title = text.trim().slice(0, 60);

@@ -3,19 +3,18 @@
 import { BlockView } from "./block.js";
 import { el } from "./dom.js";
 
-const WORDS = ["Blue", " light", " is", " scattered", " far", " more", " than", " red"];
-// The step that decides each slot: in the picture a block takes three forwards, autoregression eight.
-const ORDER = [0, 1, 1, 3, 3, 2, 1, 2];
-const SURE = [1, 0.97, 0.99, 0.91, 0.93, 0.95, 0.98, 0.92];
+const WORDS = ["Blue", " light", " scatters", " more", " than", " red"];
+// The step that decides each slot: in the picture a block takes three forwards, word by word takes six.
+const ORDER = [0, 1, 2, 1, 1, 2];
+const SURE = [1, 0.97, 0.91, 0.72, 0.99, 0.94];
 const MILLISECONDS = 900;
 const REST = 3;
 
 function slotsAt(step) {
   const masked = ORDER.map((order) => order > step);
-  const settled = masked.includes(true) ? masked.indexOf(true) : masked.length;
   return WORDS.map((text, n) => {
     if (masked[n]) return { text: "", confidence: 0, order: 0, state: "masked", id: null };
-    return { text, confidence: SURE[n], order: ORDER[n], state: n < settled && step > 2 ? "settled" : "decided", id: n };
+    return { text, confidence: SURE[n], order: ORDER[n], state: ORDER[n] ? "decided" : "settled", id: n };
   });
 }
 
@@ -25,14 +24,13 @@ export function picture() {
   const words = el("span");
   const forwards = [el("span.count"), el("span.count")];
   const draw = (step) => {
-    const block = Math.min(step, 3);
+    const block = Math.min(step, 2);
     const word = Math.min(step + 1, WORDS.length);
     view.show(slotsAt(block));
     words.textContent = WORDS.slice(0, word).join("");
-    forwards[0].textContent = `${word} forwards`;
-    forwards[1].textContent = `${block + 1} forwards`;
+    [word, block + 1].forEach((n, row) => (forwards[row].textContent = `${n} forward${n === 1 ? "" : "s"}`));
   };
-  let step = 2;
+  let step = 1;
   draw(step);
   const element = el(
     "figure.picture",

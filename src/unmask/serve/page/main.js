@@ -8,9 +8,14 @@ import { Race } from "./race.js";
 import { modesOf, Settings } from "./settings.js";
 import { keepKey, keepTheme, theme } from "./store.js";
 
-const LOADING = 2000; // milliseconds between looks at a server that is loading
+const PAUSE = 2000; // milliseconds between looks at a server that is not ready
+const WAITING = {
+  loading: "The server is loading its model; the page goes on by itself.",
+  down: "The server's engine is down and is being started again; the page goes on by itself.",
+};
 const THEMES = ["auto", "light", "dark"];
 
+let later = null;
 const app = { model: null, start, askKey, notice };
 
 function notice(text, label = null, action = null) {
@@ -27,9 +32,10 @@ async function start() {
   try {
     const state = await health();
     if (!state) throw new ApiError("nothing answered");
-    if (state.status === "loading") {
-      box.replaceChildren(el("p.problem", { role: "status" }, "The server is loading its model; the page goes on by itself."));
-      setTimeout(start, LOADING);
+    if (state.status in WAITING) {
+      box.replaceChildren(el("p.problem", { role: "status" }, WAITING[state.status]));
+      clearTimeout(later);
+      later = setTimeout(start, PAUSE);
       return;
     }
     app.model = await servedModel();

@@ -119,7 +119,7 @@ export class Race {
     const racers = modes.map((mode) => new Lane(mode, model));
     this.result.replaceChildren();
     this.lanes.replaceChildren(...racers.map((lane) => lane.element));
-    this.lanes.dataset.count = racers.length;
+    byId("race-choices").scrollIntoView({ block: "start" });
     const messages = [{ role: "user", content: text }];
     await this.drive(racers, together, (lane) => lane.run(requestOf(current(), model, messages, lane.mode), run.signal));
     this.busy(null);
