@@ -147,7 +147,7 @@ def test_shade_and_number_say_how_sure_a_slot_is(visit, server):
     slots.nth(4).hover()
     expect(readout).to_have_text("slot 5: “more”, 95 % sure, step 3, decided")
     page.mouse.move(0, 0)
-    expect(readout).to_contain_text("arrow keys")
+    expect(readout).to_contain_text("arrow keys go on")
     slots.nth(0).focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -397,11 +397,10 @@ def test_a_race_at_once_says_who_was_first(visit, server):
     expect(lanes["threshold"].locator(".place")).to_have_text("second")
     holds["ar"].gate.set()
     expect(lanes["ar"].locator(".place")).to_have_text("third")
-    expect(page.locator("#race-status")).to_have_text("verified finished first: 0.45 seconds; ar 0.75, threshold 0.70.")
+    expect(page.locator("#race-status")).to_have_text("verified finished first, then threshold, then ar.")
     rows = [row.locator("td").all_text_contents() for row in page.locator("#result tbody tr").all()]
-    assert rows[0] == ["0.75", "15", "20.0", "15", "1.00", "1.00 × ar", ""]
-    assert rows[1] == ["0.45", "15", "33.3", "9", "1.67", "1.67 × ar", "same as ar"]
-    assert page.locator("#result tfoot td").all_text_contents()[:4] == ["", "45", "", "38"]
+    assert [row[0] for row in rows] == ["0.75", "15", "20.0", "15", "1.00", "1.00 ×", "–"]
+    assert [row[1] for row in rows] == ["0.45", "15", "33.3", "9", "1.67", "1.67 ×", "same"]
     expect(page.locator("#result caption")).to_contain_text("shared the machine")
 
 
@@ -418,7 +417,8 @@ def test_a_race_one_after_another_has_one_request_at_a_time(visit, server):
     expect(page.locator(".lane .place")).to_have_text(["third", "second", "first"])
     assert [body["mode"] for body in server.requests] == ["ar", "verified", "threshold"]
     expect(page.locator("#result caption")).to_have_text("Each had the machine to itself.")
-    expect(page.locator("#result tbody tr").nth(2)).to_contain_text("differs from ar")
+    expect(page.locator("#result tbody tr").last.locator("td")).to_have_text(["–", "same", "differs"])
+    expect(page.locator("#race-status")).to_have_text("threshold was the fastest, then verified, then ar.")
 
 
 def test_a_race_can_be_stopped_and_watched_again(visit, server):
@@ -455,7 +455,7 @@ def test_a_lane_that_fails_does_not_end_the_race(visit, server):
     failed = page.get_by_role("region", name="Mode threshold")
     expect(failed).to_contain_text("threshold is not for this checkpoint")
     expect(failed.locator(".place")).to_have_text("failed")
-    expect(page.locator("#result tbody tr")).to_have_count(2)
+    expect(page.locator("#result thead th")).to_have_text(["ar", "verified"])
 
 
 def test_a_plain_model_has_no_race(visit, server):

@@ -6,7 +6,7 @@ import { counts, figuresOf } from "./figures.js";
 import { Prose } from "./text.js";
 import { Trace, overlap } from "./trace.js";
 
-const HINT = "Point at a slot, or use Tab and the arrow keys, to see how sure the network is.";
+const HINT = "Hover, tap or tab to a slot to see how sure the network is; arrow keys go on from it.";
 
 export class Answer {
   /** part: the sub-block size where it shows, else 0; blocks: whether to draw the block. */

@@ -42,6 +42,7 @@ async function start() {
   } catch (fault) {
     byId("model").textContent = "no model";
     box.replaceChildren(problemBox(fault, { retry: start, askKey }));
+    window.scrollTo({ top: 0 });
     return;
   }
   box.replaceChildren();

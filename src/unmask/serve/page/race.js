@@ -39,9 +39,7 @@ class Lane {
   async run(request, signal) {
     this.place.textContent = "running";
     this.bar.max = request.max_tokens ?? 256;
-    const began = performance.now();
     this.fault = await drain(complete(request, signal), (event) => this.take(event));
-    this.wall = (performance.now() - began) / 1000;
   }
 
   take(event) {
@@ -119,7 +117,8 @@ export class Race {
     const racers = modes.map((mode) => new Lane(mode, model));
     this.result.replaceChildren();
     this.lanes.replaceChildren(...racers.map((lane) => lane.element));
-    byId("race-choices").scrollIntoView({ block: "start" });
+    const narrow = matchMedia("(max-width: 52rem)").matches;
+    (narrow ? this.lanes : byId("race-choices")).scrollIntoView({ block: "start" });
     const messages = [{ role: "user", content: text }];
     await this.drive(racers, together, (lane) => lane.run(requestOf(current(), model, messages, lane.mode), run.signal));
     this.busy(null);
@@ -145,8 +144,8 @@ export class Race {
     const done = racers.filter((lane) => lane.end);
     if (done.length < 2) return this.say(racers.some((lane) => lane.fault === "stopped") ? "The race was stopped." : "The race did not finish.");
     const first = done.find((lane) => lane.place.textContent === PLACES[0]);
-    const others = done.filter((lane) => lane !== first).map((lane) => `${lane.mode} ${fixed(lane.end.seconds, 2)}`);
-    this.say(`${first.mode} finished first: ${fixed(first.end.seconds, 2)} seconds; ${others.join(", ")}.`);
+    const later = PLACES.slice(1).flatMap((place) => done.filter((lane) => lane.place.textContent === place)).map((lane) => lane.mode);
+    this.say(`${first.mode} ${together ? "finished first" : "was the fastest"}, then ${later.join(", then ")}.`);
     this.result.replaceChildren(table(done, together), el("p", {}, againButton(() => this.again(racers))));
   }
 
@@ -174,32 +173,23 @@ export class Race {
   }
 }
 
-const COLUMNS = ["mode", "seconds", "tokens", "tokens/s", "forwards", "tokens/forward", "speed", "text"];
-
 /** Totals of each mode; speed and text are compared with mode ar's, where it ran. */
 function table(lanes, together) {
   const ar = lanes.find((lane) => lane.mode === "ar");
-  const rows = lanes.map((lane) => {
-    const { seconds, completion_tokens: tokens, tokens_per_second: speed, forwards, tokens_per_forward: tpf } = lane.end;
-    const times = ar ? `${fixed(speed / ar.end.tokens_per_second, 2)} × ar` : "–";
-    const same = !ar ? "–" : lane === ar ? "" : lane.answer.text === ar.answer.text ? "same as ar" : "differs from ar";
-    const cells = [fixed(seconds, 2), String(tokens), fixed(speed, 1), String(forwards), fixed(tpf, 2), times, same];
-    return el("tr", {}, el("th", { scope: "row" }, lane.mode), ...cells.map((text) => el("td", {}, text)));
-  });
-  const total = (name) => String(lanes.reduce((sum, lane) => sum + lane.end[name], 0));
-  const sums = ["", total("completion_tokens"), "", total("forwards"), "", "", ""];
-  const foot = el("tr", {}, el("th", { scope: "row" }, "together"), ...sums.map((text) => el("td", {}, text)));
+  const row = (name, value) => el("tr", {}, el("th", { scope: "row" }, name), ...lanes.map((lane) => el("td", {}, value(lane.end, lane))));
+  const rows = [
+    row("seconds", (end) => fixed(end.seconds, 2)),
+    row("tokens", (end) => String(end.completion_tokens)),
+    row("tokens/s", (end) => fixed(end.tokens_per_second, 1)),
+    row("forwards", (end) => String(end.forwards)),
+    row("tokens/forward", (end) => fixed(end.tokens_per_forward, 2)),
+  ];
+  if (ar) {
+    const same = (lane) => (lane.answer.text === ar.answer.text ? "same" : "differs");
+    rows.push(row("speed to ar", (end) => `${fixed(end.tokens_per_second / ar.end.tokens_per_second, 2)} ×`));
+    rows.push(row("text to ar", (_, lane) => (lane === ar ? "–" : same(lane))));
+  }
   const note = together ? "They shared the machine: who is ahead counts, not the speed itself." : "Each had the machine to itself.";
-  return el(
-    "div.table",
-    { tabindex: "0", role: "region", "aria-label": "Totals of the race" },
-    el(
-      "table",
-      {},
-      el("caption", {}, note),
-      el("thead", {}, el("tr", {}, ...COLUMNS.map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", {}, ...rows),
-      el("tfoot", {}, foot),
-    ),
-  );
+  const heads = lanes.map((lane) => el("th", { scope: "col" }, lane.mode));
+  return el("table", {}, el("caption", {}, note), el("thead", {}, el("tr", {}, el("td"), ...heads)), el("tbody", {}, ...rows));
 }
