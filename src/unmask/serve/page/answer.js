@@ -48,7 +48,8 @@ export class Answer {
     this.running.textContent = "";
     if (!this.figures && this.last) this.running.textContent = counts(this.last);
     const figures = this.figures ? figuresOf(this.figures, this.reason) : null;
-    const story = this.figures ? storyOf(this.trace.story(this.text, this.figures.completion_tokens), this.part) : null;
+    const told = this.figures ? this.trace.story(this.text, this.figures.completion_tokens) : null;
+    const story = told ? storyOf(told, this.part, this.figures.mode) : null;
     this.after.replaceChildren(...[figures, story, ...extra].filter((node) => node));
   }
 
@@ -70,9 +71,13 @@ export class Answer {
   }
 }
 
-/** Every block of a complete answer, with what was decided when; null where the mode has no blocks. */
-function storyOf(story, part) {
-  if (!story) return null;
+const FRAMES = {
+  verified: "A frame begins with the token that a check wrote itself; the shaded ones behind it were drafted and kept.",
+  threshold: "A frame is a block; the numbers are the steps in which its slots were decided.",
+};
+
+/** Every block of a complete answer, with what was decided when. */
+function storyOf(story, part, mode) {
   const readout = el("p.readout", {}, HINT);
   const onpoint = (text) => (readout.textContent = text ?? HINT);
   const views = story.blocks.map((slots, n) => {
@@ -81,7 +86,9 @@ function storyOf(story, part) {
     return view.element;
   });
   const body = el("div.prose.blocks", {}, ...views.flatMap((view) => [view, " "]), story.rest);
-  return el("details.story", {}, el("summary", {}, "How it was written, block by block"), body, readout);
+  const note = el("p.why", {}, FRAMES[mode] ?? FRAMES.threshold);
+  const kind = mode === "verified" ? "details.story.drafts" : "details.story"; // a draft is one step, so no numbers
+  return el(kind, {}, el("summary", {}, "How it was written, block by block"), body, note, readout);
 }
 
 const MILLISECONDS = 220;

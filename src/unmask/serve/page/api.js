@@ -40,7 +40,7 @@ async function refusal(response) {
   });
 }
 
-/** {status: "ok" | "loading" | "down"}, or null where nothing answers. */
+/** {status: "ok", "loading", "restarting", "stopping", "stopped" or "down"}, or null where nothing answers. */
 export async function health() {
   try {
     return await (await fetch("health")).json();

@@ -11,7 +11,10 @@ import { keepKey, keepTheme, theme } from "./store.js";
 const PAUSE = 2000; // milliseconds between looks at a server that is not ready
 const WAITING = {
   loading: "The server is loading its model; the page goes on by itself.",
-  down: "The server's engine is down and is being started again; the page goes on by itself.",
+  restarting: "The server's engine failed and is being started again; the page goes on by itself.",
+  stopping: "The server is stopping. Start it again with “unmask serve”; the page goes on by itself.",
+  stopped: "The server has stopped. Start it again with “unmask serve”; the page goes on by itself.",
+  down: "The server's engine failed again and again. Look at its log and start it again with “unmask serve”.",
 };
 const THEMES = ["auto", "light", "dark"];
 

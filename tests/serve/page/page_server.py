@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import unmask
+from unmask.serve.limits import POLICY
 
 PAGE = Path(unmask.__file__).parent / "serve" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -18,6 +19,26 @@ MODEL = {
     "max_context": 2048,
     "default_mode": "verified",
 }
+
+
+SKY = [
+    "Blue",
+    " light",
+    " is",
+    " scattered",
+    " more",
+    " than",
+    " red",
+    " light",
+    ",",
+    " so",
+    " the",
+    " sky",
+    " is",
+    " blue",
+    ".",
+]
+ANSWER = "".join(SKY)
 
 
 @dataclass(frozen=True)
@@ -38,7 +59,13 @@ class Refuse:
 
 def chunk(delta=None, reason=None, **extra):
     choice = {"index": 0, "delta": delta or {}, "finish_reason": reason}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "demo", "choices": [choice]} | extra
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "demo",
+        "choices": [choice],
+    } | extra
 
 
 def text(content):
@@ -95,7 +122,9 @@ def threshold(tokens, hold=None):
         for now in range(max(ORDER[: len(part)]) + 1):
             masked = [ORDER[n] > now for n in range(len(part))]
             settled = masked.index(True) if True in masked else len(part)
-            slots = [slot(None if hidden else t, SURE[n]) for n, (t, hidden) in enumerate(zip(part, masked, strict=True))]
+            slots = [
+                slot(None if hidden else t, SURE[n]) for n, (t, hidden) in enumerate(zip(part, masked, strict=True))
+            ]
             forwards += 1
             script.append(step({"start": start, "settled": settled, "slots": slots}, forwards, start + settled))
             script += [text("".join(part[sent:settled]))] if settled > sent else []
@@ -167,22 +196,26 @@ class Handler(BaseHTTPRequestHandler):
     def refused(self):
         right = self.server.key is None or self.headers.get("Authorization") == f"Bearer {self.server.key}"
         if not right:
-            self.json(401, {"error": {"message": "wrong key", "type": "auth", "param": None, "code": "invalid_api_key"}})
+            self.json(
+                401, {"error": {"message": "wrong key", "type": "auth", "param": None, "code": "invalid_api_key"}}
+            )
         return not right
 
     def do_GET(self):  # noqa: N802
         if self.path == "/health":
-            self.json(200, {"status": self.server.health})
+            self.json(200 if self.server.health == "ok" else 503, {"status": self.server.health})
         elif self.path == "/v1/models":
             if not self.refused():
-                self.json(200, {"object": "list", "data": [{"id": "demo", "object": "model", "unmask": self.server.model}]})
+                self.json(
+                    200, {"object": "list", "data": [{"id": "demo", "object": "model", "unmask": self.server.model}]}
+                )
         else:
             self.file(PAGE / ("index.html" if self.path == "/" else self.path.removeprefix("/page/")))
 
     def file(self, path):
         if path.parent != PAGE or not path.is_file():
             return self.reply(404, b"", "text/plain")
-        self.reply(200, path.read_bytes(), TYPES[path.suffix], [("Content-Security-Policy", "default-src 'self'")])
+        self.reply(200, path.read_bytes(), TYPES[path.suffix], [("Content-Security-Policy", POLICY)])
 
     def do_POST(self):  # noqa: N802
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
