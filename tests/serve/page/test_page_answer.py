@@ -238,17 +238,19 @@ def test_a_chat_deleted_while_it_is_answered_stays_deleted(visit, server):
     expect(page.locator("#chat-list")).to_have_text("Chats are kept in this browser only.")
 
 
-@pytest.mark.parametrize(
-    "junk", ['"text"', "{", "[1]", '{"id": "x", "title": "t", "messages": [{}]}', '{"system": 5, "mode": null}']
-)
-def test_spoilt_storage_is_passed_over(visit, junk):
+JUNK = ['"text"', "{", "[1]", '{"id": "x", "title": "t", "messages": [{}]}', '{"system": 5, "mode": null}']
+
+
+def test_spoilt_storage_is_passed_over(visit, server):
     page = visit()
-    page.evaluate(
-        "junk => ['unmask.chat.x', 'unmask.settings'].forEach(name => localStorage.setItem(name, junk))", junk
-    )
-    page.reload()
+    put = "junk => ['unmask.chat.x', 'unmask.settings'].forEach(name => localStorage.setItem(name, junk))"
+    for junk in JUNK:
+        page.evaluate(put, junk)
+        page.reload()
+        expect(page.locator("#model")).to_have_text("demo")
     ask(page)
     expect(answer_of(page).locator(".prose").first).to_have_text(ANSWER)
+    assert (server.requests[0]["mode"], server.requests[0]["max_tokens"]) == ("auto", 256)
 
 
 def test_full_storage_is_said_and_the_chat_goes_on(visit):

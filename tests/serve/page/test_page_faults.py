@@ -108,6 +108,17 @@ def test_a_server_that_is_down_is_named_and_found_again(visit, server):
         again.close()
 
 
+def test_a_question_without_an_answer_can_be_asked_again_after_a_reload(visit, server):
+    server.scripts["auto"] = Refuse(503, "not yet")
+    page = visit()
+    ask(page)
+    expect(answer_of(page).get_by_role("alert")).to_be_visible()
+    page.reload()
+    server.scripts["auto"] = verified(SKY)
+    page.get_by_role("button", name="Retry").click()
+    expect(answer_of(page).locator(".prose").first).to_have_text(ANSWER)
+
+
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit, server):
     server.key = "s3cret"
     page = visit()
@@ -122,6 +133,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(visit, server):
     server.key = "another"
     ask(page)
     expect(answer_of(page).get_by_role("alert")).to_contain_text("This server wants a key.")
+    page.get_by_role("button", name="Enter the key").click()
+    page.get_by_label("Key", exact=True).fill("another")
+    page.get_by_role("button", name="Use the key").click()
+    expect(answer_of(page).locator(".prose").first).to_have_text(ANSWER)
 
 
 def test_a_busy_server_says_when_to_come_back(visit, server):
@@ -161,13 +176,12 @@ def test_an_error_says_what_to_do(visit, server, script, said):
         expect(answer_of(page).locator(".prose")).to_have_text("Blue")
 
 
-@pytest.mark.parametrize(
-    ("state", "said"), [("loading", "loading its model"), ("restarting", "failed"), ("down", "its log")]
-)
-def test_a_server_that_is_not_ready_is_waited_for(visit, server, state, said):
-    server.health = state
+def test_a_server_that_is_not_ready_is_waited_for(visit, server):
+    server.health = "loading"
     page = visit()
-    expect(page.locator("#banner")).to_contain_text(said)
+    expect(page.locator("#banner")).to_contain_text("loading its model")
+    server.health = "down"
+    expect(page.locator("#banner")).to_contain_text("Look at its log")
     server.health = "ok"
     expect(page.locator("#banner")).to_be_empty()
     expect(page.locator("#model")).to_have_text("demo")

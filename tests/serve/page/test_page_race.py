@@ -87,6 +87,18 @@ def test_a_lane_that_fails_does_not_end_the_race(visit, server):
     expect(page.locator("#result thead th")).to_have_text(["ar", "verified"])
 
 
+def test_a_race_looks_for_the_server_again(visit, server):
+    server.key = "s3cret"
+    page = visit("#race")
+    race(page)
+    page.get_by_role("button", name="Enter the key").click()
+    page.get_by_label("Key", exact=True).fill("s3cret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#banner")).to_be_empty()
+    race(page)
+    expect(page.locator("#result table")).to_be_visible()
+
+
 def test_a_plain_model_has_no_race(visit, server):
     server.model = MODEL | {"modes": ["ar"], "block_size": None, "sub_block_size": None}
     page = visit("#race")

@@ -44,6 +44,7 @@ export class Chat {
     this.stop();
     this.chat = chat ?? newChat();
     this.show();
+    if (this.chat.messages.at(-1)?.role === "user") this.log.append(this.foot({ last: true }));
     this.list.show(this.chat.id);
     if (focus) this.input.focus({ preventScroll: true });
   }
@@ -100,8 +101,9 @@ export class Chat {
   }
 
   /** Asks the last question again, with the settings of now. */
-  retry() {
-    if (this.run) return;
+  async retry() {
+    if (!this.app.model) await this.app.start();
+    if (!this.app.model || this.run) return;
     const { messages } = this.chat;
     if (messages.at(-1)?.role === "assistant") messages.pop();
     if (messages.length) this.answer();
@@ -143,8 +145,13 @@ export class Chat {
       this.keep(chat);
     }
     const again = answer.trace.current ? againButton(() => this.again(answer)) : null;
-    const problem = fault && !stopped ? problemBox(fault, { retry: () => this.retry(), askKey: this.app.askKey }) : null;
+    const problem = fault && !stopped ? this.problem(fault) : null;
     answer.end([problem ?? this.foot({ stopped, last: true, again })]);
+  }
+
+  problem(fault) {
+    const retry = () => this.retry();
+    return problemBox(fault, { retry, askKey: () => this.app.askKey(retry) });
   }
 
   async again(answer) {

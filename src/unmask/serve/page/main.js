@@ -19,6 +19,7 @@ const WAITING = {
 const THEMES = ["auto", "light", "dark"];
 
 let later = null;
+let afterKey = () => {};
 const app = { model: null, start, askKey, notice };
 
 function notice(text, label = null, action = null) {
@@ -44,7 +45,7 @@ async function start() {
     app.model = await servedModel();
   } catch (fault) {
     byId("model").textContent = "no model";
-    box.replaceChildren(problemBox(fault, { retry: start, askKey }));
+    box.replaceChildren(problemBox(fault, { retry: start, askKey: () => askKey() }));
     window.scrollTo({ top: 0 });
     return;
   }
@@ -56,14 +57,17 @@ async function start() {
   race.fit(app.model);
 }
 
-function askKey() {
+/** then: called with nothing once a key has been entered and the server answers. */
+function askKey(then = () => {}) {
+  afterKey = then;
   byId("key").value = "";
   byId("key-dialog").showModal();
 }
 
-byId("key-form").addEventListener("submit", () => {
+byId("key-form").addEventListener("submit", async () => {
   keepKey(byId("key").value.trim());
-  start();
+  await start();
+  if (app.model) afterKey();
 });
 
 /** Which view: the address behind # says it, so that links and the back button work. */
@@ -94,6 +98,10 @@ document.addEventListener("keydown", (event) => {
   race.stop();
 });
 window.addEventListener("hashchange", show);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address keeps saying which view it is
+  byId("main").focus();
+});
 
 const race = new Race(app);
 const settings = new Settings(() => race.describe());

@@ -105,12 +105,13 @@ export class Race {
   }
 
   async start() {
-    if (this.running) return;
+    if (!this.app.model) await this.app.start();
+    if (!this.app.model || this.running) return;
     const { model } = this.app;
     const text = this.prompt.value;
     const modes = [...this.form.querySelectorAll("[name=mode]:checked")].map((box) => box.value);
     this.say(!text.trim() ? "Write a prompt first." : modes.length < 2 ? "Choose at least two modes." : "");
-    if (this.spoken.textContent || !model) return;
+    if (this.spoken.textContent) return;
     const run = new AbortController();
     this.busy(run);
     const together = this.form.elements.order.value === "together";
@@ -127,7 +128,8 @@ export class Race {
 
   /** Runs all lanes, at once or one by one; the place of each is that of its end, or of its seconds. */
   async drive(racers, together, run) {
-    const actions = { retry: () => this.start(), askKey: this.app.askKey };
+    const retry = () => this.start();
+    const actions = { retry, askKey: () => this.app.askKey(retry) };
     const arrived = [];
     const one = async (lane) => {
       await run(lane);
