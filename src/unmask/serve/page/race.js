@@ -116,6 +116,7 @@ export class Race {
     this.busy(run);
     const together = this.form.elements.order.value === "together";
     const racers = modes.map((mode) => new Lane(mode, model));
+    this.say(`${modes.length} modes, ${together ? "at once" : "one after another"} …`);
     this.result.replaceChildren();
     this.lanes.replaceChildren(...racers.map((lane) => lane.element));
     const narrow = matchMedia("(max-width: 52rem)").matches;

@@ -5,10 +5,10 @@ import { keepSettings, settings } from "./store.js";
 
 export const DEFAULTS = { mode: "auto", threshold: "", temperature: "0", top_p: "1", max_tokens: "256", seed: "", system: "", blocks: true };
 const MODES = {
-  auto: "auto: the server chooses, and says why",
-  ar: "ar: one token per forward",
-  verified: "verified: drafts blocks, writes what ar writes",
-  threshold: "threshold: Fast-dLLM v2, several slots at once",
+  auto: "auto: the server chooses",
+  ar: "ar: word by word",
+  verified: "verified: drafts, then checks",
+  threshold: "threshold: where it is sure",
 };
 
 export const current = () => settings(DEFAULTS);

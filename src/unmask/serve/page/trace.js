@@ -33,7 +33,6 @@ export class Trace {
     const fresh = block.slots.some((slot, n) => !slot.masked && (!before?.[n] || before[n].id !== slot.id));
     const step = same ? this.current.step + (fresh ? 1 : 0) : block.slots.some((s, n) => !s.masked && n >= block.settled) ? 1 : 0;
     this.current = { start: block.start, slots: slotsOf(block, before, step), step };
-    this.settle(block.start + block.settled);
   }
 
   /** Notes the current block's slots left of place `stop` as tokens of the answer. */
