@@ -78,8 +78,8 @@ class Committed:
 class Provisional:
     """The block being written, on request: slots from position `start`, which of them are masked, how sure they are.
 
-    The first `settled` slots are final. In mode verified a drafted slot is not masked, but it may yet be refused. In
-    mode ar there is no block, and no slots. forwards: how many the row has taken part in.
+    The first `settled` slots are final. In mode verified a drafted slot is not masked, but it may yet be refused. A
+    step without a block, as all of mode ar, has no slots. forwards: how many the row has taken part in.
     """
 
     index: int
