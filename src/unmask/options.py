@@ -201,7 +201,10 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
             raise ConfigError(f"{name} is {shown(value)}; allowed: {', '.join(map(str, choices))}")
         return value
     if inner is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} has {len(str(abs(value)))} digits; allowed: {WORDS[float]}") from None
     if inner is Path and isinstance(value, str):
         return Path(value)
     if inner in WORDS and (not isinstance(value, inner) or (isinstance(value, bool) and inner is not bool)):

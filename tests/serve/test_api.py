@@ -93,6 +93,7 @@ def test_o5_02_a_body_that_is_not_utf8(served):
         ("n", 0, "n is 0; allowed: greater than or equal to 1"),
         ("n", 1000, "n is 1000; allowed: at most 8 answers"),
         ("mode", "fast", "mode is \"fast\"; allowed: 'auto', 'ar', 'threshold' or 'verified'"),
+        ("max_loss", 10**400, "max_loss has 401 digits; allowed: a number"),
         ("threshold", 2, "threshold is 2; allowed: less than or equal to 1"),
         (
             "rule",

@@ -280,3 +280,15 @@ def test_o5_10_what_takes_longer_ends_with_an_error(spelling):
         thread.join(5)
         assert "the server is stopping" in refused(answers[0], status=503)["message"]
     assert spelling.service.worker.join(3)
+
+
+def test_o5_10_told_twice_nothing_is_waited_for(spelling):
+    spelling.backbone.seconds = 0.05
+    thread, answers = in_background(spelling, mode="ar", max_tokens=200)
+    until(lambda: counts(spelling) == (1, 0) or counts(spelling) == (0, 1))
+    began = time.monotonic()
+    spelling.service.worker.stop(60.0)
+    spelling.service.worker.stop(0.0)
+    thread.join(5)
+    assert "the server is stopping" in refused(answers[0], status=503)["message"] and time.monotonic() - began < 2
+    assert spelling.service.worker.join(3)

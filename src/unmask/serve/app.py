@@ -233,8 +233,10 @@ def _first(error: RequestValidationError) -> RequestError:
         return RequestError(f"the body is not valid JSON: {found['ctx']['error']}")
     place = [str(part) for part in found["loc"] if part != "body" and not _is_type(part)]
     field = ".".join(place) or None
-    if found["type"] == "missing" or field is None:
+    if found["type"] == "missing":
         return RequestError(f"{field or 'a JSON body'} is missing", field=place[0] if place else None)
+    if field is None:
+        return RequestError(f"the body cannot be read: {_reason(found)}")
     shown = json.dumps(found.get("input"), default=str)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     reason = _reason(found)

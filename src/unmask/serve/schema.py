@@ -119,6 +119,11 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
+def _nothing(name: str, value: Any) -> bool:
+    """Whether a field that is not served asks for nothing; false is not 0."""
+    return any(value == empty and isinstance(value, bool) == isinstance(empty, bool) for empty in EMPTY.get(name, ()))
+
+
 class Asked(BaseModel):
     """What both kinds of completions take."""
 
@@ -164,8 +169,7 @@ class Asked(BaseModel):
     @model_validator(mode="after")
     def _only_what_is_served(self) -> "Asked":
         for name, value in (self.model_extra or {}).items():
-            nothing = any(value == empty and type(value) is not bool or value is empty for empty in EMPTY.get(name, ()))
-            if value is None or name in IGNORED or nothing:
+            if value is None or name in IGNORED or _nothing(name, value):
                 continue
             if name in EMPTY:
                 raise RequestError(f"{name} is not served; leave it out", field=name)

@@ -110,11 +110,12 @@ class Worker:
                 self.inbox.put(("cancel", ticket))
 
     def stop(self, grace: float) -> None:
-        """Take nothing new; what runs and waits may end within `grace` seconds, the rest ends with an error."""
+        """Take nothing new; what runs and waits may end within `grace` seconds, the rest ends with an error. Called
+        again, it can only shorten the time."""
         with self.lock:
-            if self.until is None:
-                self.until = time.monotonic() + grace
-                self.state = "stopping" if self.state in ("ok", "restarting") else self.state
+            until = time.monotonic() + grace
+            self.until = until if self.until is None else min(self.until, until)
+            self.state = "stopping" if self.state in ("ok", "restarting") else self.state
         self.inbox.put(("wake", None))
 
     def join(self, seconds: float) -> bool:

@@ -207,3 +207,10 @@ def test_kinds_differ_by_their_rounding_and_take_the_memory_they_promise():
         plain = native(MODEL, kind=kind).network
         assert sum(p.weight.nbytes for p in plain._matrices()) >= each * values
         assert sum(p.weight.nbytes for p in plain._matrices()) < 1.1 * each * values + 2**16
+
+
+def test_a_masked_slot_needs_a_vector():
+    """The kernel would read it from nowhere."""
+    backbone = native(MODEL)
+    with pytest.raises(AssertionError, match="a masked slot without a vector"):
+        backbone.forward(backbone.new_cache(1, 64), [0], [drafting(8, 0, 5)])

@@ -139,6 +139,7 @@ class CpuNetwork:
 
     def _forward(self, cache: CpuCache, flat: Flat) -> Tensor:
         shape, n = self.parts.shape, len(flat.token)
+        assert self.parts.mask is not None or min(flat.token) >= 0, "a masked slot without a vector for it"
         columns = [flat.token, flat.row, flat.position, flat.end, flat.read, self._blocks(flat)]
         adapted = flat.draft if self._rank and any(flat.draft) else None
         given = [torch.tensor(column, dtype=torch.int32) for column in columns]
