@@ -5,7 +5,7 @@
     ├── UnsupportedModelError  a model family that could not be decoded or trained correctly
     ├── CheckpointError        files of a model or of a training run
     ├── DataError              a row of training text or of prompts (file, line, field)
-    ├── RequestError           one request (field, value, limit)
+    ├── RequestError           one request (field, value, limit); ModelError where the network broke on it
     ├── CapacityError          too much work at once
     ├── MissingExtraError      an optional dependency that is not installed
     └── ToldError              another process of the same run says what is wrong
@@ -52,6 +52,10 @@ class RequestError(UnmaskError):
     def __init__(self, problem: str, *, field: str | None = None, value: object = None, limit: object = None) -> None:
         super().__init__(problem)
         self.field, self.value, self.limit = field, value, limit
+
+
+class ModelError(RequestError):
+    """The network broke on this request; the request itself may be good."""
 
 
 class CapacityError(UnmaskError):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.errors import MissingExtraError, RequestError
+from unmask.errors import CapacityError, MissingExtraError, RequestError
 
 LARGEST = 65_536
 """Characters of a schema, at most."""
@@ -42,6 +42,8 @@ from llguidance import LLMatcher, LLTokenizer
 LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0).compute_bitmask()
 """
 ENDING = "<|the answer may end here|>"
+WAIT = 1.0
+"""Seconds that a schema waits for the one before it."""
 trials = Lock()
 
 
@@ -101,6 +103,8 @@ def guided(schema: str | None, stop_ids: Sequence[int], tokenizer: Any, vocab_si
             "json_schema needs an end token, and this request has none; give stop_ids", field="json_schema"
         )
     matcher, ending = _matcher(tokenizer, vocab_size, schema)
+    if isinstance(matcher, str):
+        raise RequestError(f"json_schema is refused: {matcher}; change the schema", field="json_schema")
     guide = Guide(matcher.deep_copy(), ending, vocab_size, stop_ids)
     guide.along(())  # what fails at the first place fails before any work
     return guide
@@ -128,9 +132,10 @@ def _read(schema: str) -> str:
     return json.dumps(rules or {"type": "object"})
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=128)
 def _matcher(tokenizer: Any, vocab_size: int, schema: str) -> tuple[Any, int]:
-    """The matcher at its start, and the token that it takes for the end; RequestError for a schema that it refuses."""
+    """The matcher at its start, or why the schema is refused, which is remembered too; and the token that it takes for
+    the end."""
     words, ending = _words(tokenizer, vocab_size)
     from llguidance import LLMatcher, LLParserLimits
 
@@ -143,7 +148,7 @@ def _matcher(tokenizer: Any, vocab_size: int, schema: str) -> tuple[Any, int]:
         if matcher.is_error():
             raise ValueError(matcher.get_error())
     except ValueError as error:
-        raise RequestError(f"json_schema is refused: {_line(error)}; change the schema", field="json_schema") from None
+        return _line(error), ending
     return matcher, ending
 
 
@@ -171,14 +176,18 @@ def _words(tokenizer: Any, vocab_size: int) -> tuple[Any, int]:
 
 
 def _try(grammar: str) -> None:
-    """Read a grammar in a process of its own; one at a time, and not for long. ValueError where that fails."""
-    with trials:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", TRIAL], input=grammar, capture_output=True, text=True, timeout=PATIENCE
-            )
-        except subprocess.TimeoutExpired:
-            raise ValueError(f"it takes more than {PATIENCE:g} seconds to read") from None
+    """Read a grammar in a process of its own; one at a time, and not for long. ValueError where that fails,
+    CapacityError where others are being read."""
+    if not trials.acquire(timeout=WAIT):
+        raise CapacityError("other JSON schemas are being read at this moment; try again in a few seconds")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", TRIAL], input=grammar, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"it takes more than {PATIENCE:g} seconds to read") from None
+    finally:
+        trials.release()
     if done.returncode:
         raise ValueError("it takes more memory than there is")
 

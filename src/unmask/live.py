@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from unmask.core.propose import Proposals
-from unmask.errors import RequestError, UnmaskError
+from unmask.errors import ModelError, UnmaskError
 from unmask.events import Answer, Committed, Event, Provisional, Request
 from unmask.modes import MODES
 from unmask.row import Row, Step
@@ -32,10 +32,9 @@ class Live:
             self.kinds[self.step.kind] += 1
         self.positions += len(self.step.feed.tokens)
         if not found.finite.all():
-            raise RequestError(
+            raise ModelError(
                 "the network returned NaN or infinite logits for this request; try dtype fp32, and "
-                "check the checkpoint's weights",
-                field="prompt_ids",
+                "check the checkpoint's weights"
             )
         try:
             self.step = self.program.send(found)

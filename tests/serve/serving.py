@@ -16,7 +16,7 @@ from tiny import MASK, TURN_END, VOCAB, byte_tokenizer, native, tiny_model
 from unmask.api import Model
 from unmask.config import BlockSpec
 from unmask.serve.app import Service, app_for
-from unmask.serve.run import Server
+from unmask.serve.run import Server, configured
 from unmask.serve.settings import Serving
 
 CAUSAL = BlockSpec(block_size=8, sub_block_size=4, mask_id=MASK, stop_ids=(TURN_END,), context="causal")
@@ -81,7 +81,8 @@ def running(model: Any, wait: bool = True, **settings: Any) -> Iterator[Any]:
     """A server with `.url`, `.service`, and `.http`, a client of its own. model: a `Model`, or what makes one."""
     chosen = Serving(**{"port": 0, "context": 256, "grace": 3.0, **settings})
     service = Service(model if callable(model) else lambda: model, "tiny", chosen)
-    config = uvicorn.Config(app_for(service), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=3)
+    how = {**configured(chosen), "log_level": "error", "timeout_graceful_shutdown": 3}
+    config = uvicorn.Config(app_for(service), port=0, **how)
     server = _Threaded(config, service)
     service.worker.start()
     thread = threading.Thread(target=server.run, daemon=True)

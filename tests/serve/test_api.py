@@ -1,6 +1,7 @@
 """The API as clients see it: bodies, answers, streams, errors."""
 
 import json
+import time
 
 import pytest
 from serving import BLOCK, Spelling, body, model_of, running, tiny
@@ -112,6 +113,7 @@ def test_o5_02_a_body_that_is_not_utf8(served):
         ("frequency_penalty", 0.5, "frequency_penalty is not served; leave it out"),
         ("logit_bias", {"5": 1}, "logit_bias is not served; leave it out"),
         ("top_k", 5, "top_k is not a field of this API; leave it out"),
+        ("max_new_tokens", 5, "max_new_tokens is not a field of this API; leave it out"),
     ],
 )
 def test_what_is_refused_is_named(served, field, value, says):
@@ -128,6 +130,29 @@ NOTHING = {
 def test_fields_that_ask_for_nothing_are_taken(served):
     plain = ask(served, max_tokens=None)
     assert ask(served, **NOTHING)["choices"][0]["message"] == plain["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"model": "tiny", "messages": [1] * 300_000}),
+        json.dumps({"model": "tiny", "messages": [{"role": "user", "content": [{}] * 200_000}]}),
+        json.dumps({"prompt": [1.5] * 180_000, "model": "tiny"}),
+    ],
+    ids=["messages", "parts", "prompt"],
+)
+def test_a_long_list_of_mistakes_is_one_mistake(served, text):
+    """One error each would take the server half a minute and gigabytes."""
+    began = time.monotonic()
+    path = RAW if "prompt" in text[:10] else CHAT
+    found = served.http.post(path, content=text, headers={"content-type": "application/json"})
+    refused(found, param="prompt" if path == RAW else "messages")
+    assert time.monotonic() - began < 3
+
+
+def test_messages_quote_no_more_than_fits(served):
+    error = refused(served.http.post(CHAT, json=body(n=10**3000)), param="n")
+    assert len(error["message"]) == 500
 
 
 # --- length limits ---------------------------------------------------------------------------------------------------
@@ -322,6 +347,30 @@ def test_completions_stream(spelling):
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_places_of_tokens_in_the_text_of_a_completion(stream):
+    """Parts of one character share its place; behind it places count characters, not parts."""
+    text = "ab€😀cd STOP tail"
+    with running(model_of(Spelling(text))) as server:
+        asked = {"prompt": "x", "max_tokens": 40, "logprobs": 0, "mode": "ar", "stop": "STOP"}
+        if stream:
+            laws = [c["choices"][0]["logprobs"] for c in events(server, RAW, **asked)]
+            found = sum((law["text_offset"] for law in laws if law), [])
+        else:
+            found = server.http.post(RAW, json={"model": "tiny", **asked}).json()["choices"][0]["logprobs"][
+                "text_offset"
+            ]
+    assert found == [0, 1, 2, 2, 2, 3, 3, 3, 3, 4, 5, 6]
+
+
+def test_cached_tokens_count_each_prompt_once():
+    with running(tiny(rows=4)) as server:
+        asked = {"model": "tiny", "prompt": [list(range(60)), [200, 201]], "max_tokens": 2, "n": 2}
+        server.http.post(RAW, json=asked)
+        usage = server.http.post(RAW, json=asked).json()["usage"]
+    assert usage["prompt_tokens"] == 62 and usage["prompt_tokens_details"]["cached_tokens"] == 59
+
+
 def test_completions_of_several_prompts(served):
     ids = [10, 20, 30]
     asked = {"model": "tiny", "prompt": [ids, [40, 50]], "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": 0}
@@ -405,7 +454,7 @@ def test_a_plain_model():
 
 
 def test_o5_08_keys():
-    with running(tiny(), api_key="secret") as server:
+    with running(tiny(), api_key=" secret ") as server:
         for headers, said in ((None, "no API key"), ({"authorization": "Bearer wrong"}, "wrong API key"),
                               ({"authorization": "secret"}, "wrong API key")):  # fmt: skip
             for path in ("/v1/models", "//v1/models"):
@@ -433,6 +482,10 @@ def test_cors_is_off_unless_asked(served):
     with running(tiny(), cors=("http://other.example",), api_key="k") as server:
         found = server.http.options(CHAT, headers=ask_)
         assert found.status_code == 200 and found.headers["access-control-allow-origin"] == "http://other.example"
+        own = {**ask_, "access-control-request-headers": "authorization, x-stainless-os"}  # as openai's JavaScript
+        assert server.http.options(CHAT, headers=own).status_code == 200
+        found = server.http.get("/v1/models", headers={"origin": "http://other.example"})
+        assert found.status_code == 401 and "access-control-allow-origin" in found.headers
 
 
 def test_unknown_routes_and_methods(served):

@@ -94,17 +94,47 @@ def test_200_clients_that_vanish(spelling):
 
 
 def test_a_client_that_does_not_read_is_left():
-    """Its row was free long before: events wait in the server's memory, not in the engine."""
-    with running(model_of(Spelling(), rows=1), slow_reader=0.4, context=4000, max_tokens=3000) as server:
+    """Its row is free long before, its connection after the time that the server waits for a client."""
+    model = tiny(rows=1)
+    with running(model, slow_reader=0.5, context=508, max_tokens=500) as server:
+        for each in server.server.servers[0].sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.connect(("127.0.0.1", server.port))
-        text = json.dumps(body(stream=True, provisional=True, max_tokens=3000)).encode()
-        send(sock, text)
-        until(lambda: counts(server) == (0, 0) and server.service.worker.metrics.text().count(b'outcome="') > 0)
+        how = {"stream": True, "mode": "ar", "logprobs": True, "top_logprobs": 20, "max_tokens": 400}
+        send(sock, json.dumps(body(**how)).encode())
+        until(lambda: len(server.server.server_state.connections) == 1)
+        client = next(iter(server.server.server_state.connections))
+        until(lambda: client.flow is not None and client.flow.write_paused)
+        until(lambda: client.transport.is_closing() and not server.service.worker.tickets)
+        until(lambda: client not in server.server.server_state.connections)
         assert ask(server, max_tokens=2)
-        until(lambda: len(server.server.server_state.connections) <= 2, seconds=10)
         sock.close()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/chat/co", b"POST /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"]
+)
+def test_a_request_that_does_not_come_is_not_waited_for(sent):
+    with running(tiny(), slow_reader=0.4) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+            sock.sendall(sent)
+            said = sock.recv(1000)
+        assert said == b"" if not sent.endswith(b"{") else said.startswith(b"HTTP/1.1 408")
+        until(lambda: not server.server.server_state.connections)
+
+
+def test_half_a_second_request_is_not_waited_for():
+    with running(tiny(), slow_reader=0.4) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert sock.recv(2000).startswith(b"HTTP/1.1 200")
+            sock.sendall(b"GET /hea")
+            began = time.monotonic()
+            while sock.recv(2000):
+                pass
+            assert time.monotonic() - began < 3
 
 
 def test_a_slow_reader_gets_everything():
@@ -145,6 +175,13 @@ def test_o5_11_parallel_answers_do_not_mix():
 
 
 # --- too much --------------------------------------------------------------------------------------------------------
+
+
+def test_texts_beyond_any_context_are_not_tokenized(spelling, monkeypatch):
+    monkeypatch.setattr(spelling.service.asker, "tokenizer", None)  # it would be an error to ask it
+    found = spelling.http.post(CHAT, json=body("x" * 500_000))
+    assert refused(found, param="messages")["code"] == "context_length_exceeded"
+    assert 'unmask_http_responses_total{status="400"}' in spelling.http.get("/metrics").text
 
 
 def test_a_full_queue_says_when_to_come_back(spelling):
@@ -191,7 +228,7 @@ def broken(place):
 @pytest.mark.parametrize("stream", [False, True])
 def test_o5_09_nothing_but_an_error(spelling, stream):
     spelling.backbone.at = broken
-    error = refused(spelling.http.post(CHAT, json=body(stream=stream, mode="ar")), param="prompt")
+    error = refused(spelling.http.post(CHAT, json=body(stream=stream, mode="ar")), status=500)
     assert "NaN or infinite logits" in error["message"]
     spelling.backbone.at = lambda place: None
     assert ask(spelling, max_tokens=2)
@@ -224,6 +261,61 @@ def test_an_engine_that_fails_is_started_again(spelling, caplog):
     assert "the wires are cut" not in json.dumps(text), "clients are told no details"
     assert ask(spelling, max_tokens=2)["choices"][0]["message"]["content"] == "ab"
     assert "unmask_engine_restarts_total 1.0" in spelling.http.get("/metrics").text
+
+
+class Panic(BaseException):
+    """What libraries in other languages raise."""
+
+
+def panics(place):
+    raise Panic("it is over")
+
+
+def test_failures_between_good_answers_are_forgiven(spelling):
+    for _ in range(7):
+        spelling.backbone.at = lambda place: fails(place) if place == 30 else None
+        refused(spelling.http.post(CHAT, json=body(mode="ar", max_tokens=50)), status=500)
+        spelling.backbone.at = lambda place: None
+        until(lambda: spelling.service.worker.state == "ok")
+        assert ask(spelling, max_tokens=2)
+    assert spelling.service.worker.restarts == 7
+
+
+def test_a_panic_is_a_failure_like_others(spelling, caplog):
+    spelling.backbone.at = lambda place: panics(place) if place == 20 else None
+    assert (
+        "the engine failed"
+        in refused(spelling.http.post(CHAT, json=body(max_tokens=40, mode="ar")), status=500)["message"]
+    )
+    until(lambda: spelling.service.worker.state == "ok")
+    assert ask(spelling, max_tokens=2)
+
+
+def test_a_network_that_is_broken_from_the_start():
+    backbone = Spelling()
+    backbone.at = broken
+    with pytest.raises(AssertionError, match="NaN or infinite logits"), running(model_of(backbone)):
+        pass
+
+
+def test_hostile_schemas_wait_for_one_another_and_for_nobody_else():
+    pytest.importorskip("llguidance")
+    with running(tiny()) as server:
+        rules = [{"type": "integer", "multipleOf": 99999900 + n} for n in range(6)]
+        forms = [{"type": "json_schema", "json_schema": {"name": "x", "schema": each}} for each in rules]
+        hostile = [in_background(server, response_format=form) for form in forms]
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert ask(server, max_tokens=2)
+        assert time.monotonic() - began < 2
+        for thread, found in hostile:
+            thread.join(30)
+            assert found[0].status_code in (400, 429), found[0].text
+        assert "more than 3 seconds" in hostile[0][1][0].text or any("more than 3" in f[0].text for _, f in hostile)
+        began = time.monotonic()
+        refused_ = next(i for i, (_, f) in enumerate(hostile) if f[0].status_code == 400)
+        assert server.http.post(CHAT, json=body(response_format=forms[refused_])).status_code == 400
+        assert time.monotonic() - began < 1, "a refusal is remembered"
 
 
 def test_an_engine_that_fails_again_and_again_is_given_up():

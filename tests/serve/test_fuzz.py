@@ -15,7 +15,7 @@ def document():
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/models/{name}", "/health", "/metrics"]
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/models/{name}", "/health", "/ready", "/metrics"]
 )
 def test_no_request_is_a_fault(document, path):
     operation = document[path]["POST" if "completions" in path else "GET"]

@@ -166,7 +166,7 @@ def test_an_idle_server_ends_at_once(checkpoint, sign):
 def test_o5_10_sigterm_under_load(checkpoint, times):
     """An open stream and more requests than rows: all are told, nothing hangs, the exit code is 0."""
     with process(
-        "--model", checkpoint, "--batch-size", 1, "--context", 500, "--grace", 0.5 if times == 1 else 60
+        "--model", checkpoint, "--batch-size", 1, "--context", 510, "--grace", 0.5 if times == 1 else 60
     ) as child:
         with (
             httpx.Client(base_url=child.url, timeout=20) as http,
@@ -184,9 +184,18 @@ def test_o5_10_sigterm_under_load(checkpoint, times):
         assert ended(child) == 0 and time.monotonic() - began < 8
         assert first.startswith("data: ")
         last = json.loads(rest[-1][6:]) if rest[-1] != "data: [DONE]" else None
-        assert last is None or last["error"]["code"] == "unavailable"
+        assert last is not None and last["error"]["code"] == "unavailable"
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{child.url}/health")
+
+
+def test_a_server_that_is_told_to_stop_while_it_loads(checkpoint):
+    how = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen([*WORDS, "--model", str(checkpoint)], stderr=subprocess.PIPE, text=True, env=how)
+    assert "loading tiny" in child.stderr.readline()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 0
+    child.stderr.close()
 
 
 def refused(*flags, **environment):

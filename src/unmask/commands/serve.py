@@ -4,6 +4,7 @@ The address is this machine's own unless --host names another. Stops on Ctrl-C o
 """
 
 import argparse
+import dataclasses
 import functools
 import sys
 
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.serve.settings import Serving, check_exposed
 
     settings = read(Serving, given(args, Serving), flags=given(args, Serving))
+    settings = dataclasses.replace(settings, api_key=settings.key)  # replicas elsewhere have another environment
     if warning := check_exposed(settings):
         print(f"warning: {warning}", file=sys.stderr)
     try:

@@ -1,5 +1,6 @@
 """The routes: from an HTTP request to the worker and back."""
 
+import functools
 import json
 import logging
 import time
@@ -8,13 +9,15 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
-from fastapi import FastAPI, Request
+import anyio
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi import Request as Http
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,6 +25,7 @@ import unmask
 from unmask.api import Model
 from unmask.engine import Engine
 from unmask.errors import RequestError, UnmaskError
+from unmask.events import Event, Finished, Request
 from unmask.serve.asking import Asker, Plan
 from unmask.serve.errors import NoSuchModel, Unavailable, shaped, told
 from unmask.serve.limits import Limits
@@ -44,7 +48,7 @@ class Service:
         self.name, self.settings, self.created = name, settings, int(time.time())
         self.metrics = Metrics()
         self.worker = Worker(
-            load,
+            lambda: self._loaded(load()),
             lambda model: engine_for(model, settings),
             self.metrics,
             queue_limit=settings.queue,
@@ -52,13 +56,17 @@ class Service:
         )
         self.metrics.watch(lambda: self.worker.counts)
         self._asker: Asker | None = None
+        self.cut: Callable[[Any], None] = lambda client: None  # ends a connection at once; the server knows how
+
+    def _loaded(self, model: Model) -> Model:
+        self._asker = Asker(model, self.settings)
+        return model
 
     @property
     def asker(self) -> Asker:
+        """Makes plans of requests; Unavailable until the model is loaded."""
         if self._asker is None:
-            if self.worker.model is None:
-                raise Unavailable(f"the model is {self.worker.state}; try again later")
-            self._asker = Asker(self.worker.model, self.settings)
+            raise Unavailable(f"the model is {self.worker.state}; try again later")
         return self._asker
 
     def check_name(self, name: str | None) -> None:
@@ -70,12 +78,13 @@ class Service:
     def described(self) -> dict[str, Any]:
         """The model as `/v1/models` lists it."""
         model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "unmask"}
-        return model if self.worker.model is None else model | {"unmask": capabilities(self.worker.model, self.asker)}
+        ready = self.worker.model is not None and self.worker.ready.is_set()
+        return model | {"unmask": capabilities(self.asker)} if ready else model
 
 
-def capabilities(model: Model, asker: Asker) -> dict[str, Any]:
+def capabilities(asker: Asker) -> dict[str, Any]:
     """What a model can do here."""
-    spec = model.spec
+    model, spec = asker.model, asker.model.spec
     modes = ["ar"] if spec is None else ["ar", "threshold"]
     if spec is not None and spec.context == "causal":
         modes.insert(1, "verified")
@@ -104,23 +113,30 @@ def engine_for(model: Model, settings: Serving) -> Engine:
         reuse=True,
     )
     for mode in ["ar"] if size == 1 else ["ar", model.decoding().mode]:
-        index = engine.submit(model.request("Hello", mode=mode, max_new_tokens=min(8, settings.context - 1)))
+        engine.submit(Request([0], model.decoding(mode=mode, max_new_tokens=min(8, settings.context - 1))))
         while engine.live or engine.waiting:
-            engine.step()
-        engine.cancel(index)
+            _check(engine.step())
     return engine
+
+
+def _check(events: list[Event]) -> None:
+    """Raise what went wrong with an answer."""
+    for event in events:
+        if isinstance(event, Finished) and event.answer.error is not None:
+            raise event.answer.error
 
 
 def app_for(service: Service) -> FastAPI:
     """The ASGI application. The worker is started and stopped by whoever serves it (`run`)."""
     app = FastAPI(title="unmask", version=unmask.__version__, description=__doc__, redoc_url=None, docs_url=None)
-    app.add_middleware(Limits, settings=service.settings)
+    app.add_middleware(Limits, settings=service.settings, responded=service.metrics.responded)
     if service.settings.cors:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(service.settings.cors),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # clients in browsers send headers of their own
+            expose_headers=["retry-after"],
         )
     _add_errors(app)
     _add_status(app, service)
@@ -147,25 +163,36 @@ def _add_api(app: FastAPI, service: Service) -> None:
         return JSONResponse(service.described())
 
     @app.post("/v1/chat/completions", responses=FAILURES, response_model=ChatReply)
-    async def chat(http: Request, body: ChatAsked) -> Any:
+    async def chat(http: Http, body: ChatAsked) -> Any:
         """Answer a chat, whole or as server-sent events."""
         service.check_name(body.model)
-        return await _answer(http, service, body, await run_in_threadpool(service.asker.chat, body), "chat")
+        return await _answer(http, service, body, await _planned(service.asker.chat, body), "chat")
 
     @app.post("/v1/completions", responses=FAILURES, response_model=CompletionReply)
-    async def completions(http: Request, body: CompletionAsked) -> Any:
+    async def completions(http: Http, body: CompletionAsked) -> Any:
         """Continue raw prompts, whole or as server-sent events."""
         service.check_name(body.model)
-        return await _answer(http, service, body, await run_in_threadpool(service.asker.completion, body), "completion")
+        return await _answer(http, service, body, await _planned(service.asker.completion, body), "completion")
 
 
-async def _answer(http: Request, service: Service, body: Asked, plan: Plan, kind: str) -> Response:
+async def _planned(make: Callable[[Any], Plan], body: Asked) -> Plan:
+    """A plan, made beside the event loop. Schemas take their time, and only each other's."""
+    limiter = None if body.response_format is None else _schemas()
+    return await anyio.to_thread.run_sync(make, body, limiter=limiter)
+
+
+@functools.cache
+def _schemas() -> anyio.CapacityLimiter:
+    return anyio.CapacityLimiter(2)
+
+
+async def _answer(http: Http, service: Service, body: Asked, plan: Plan, kind: str) -> Response:
     logprobs = body.logprobs_asked is not None
     teller = Teller(service.asker.tokenizer, service.name, plan, kind, usage=body.usage_asked, logprobs=logprobs)
     try:
         if body.stream:
             chunks = await opened(service.worker, teller, plan.requests, http.receive)
-            return EventStream(chunks, service.settings.slow_reader)
+            return EventStream(chunks, service.settings.slow_reader, service.cut)
         async with asked(service.worker, plan.requests) as items:
             found = await unless_gone(answers(items, len(plan.requests)), http.receive)
         return JSONResponse(teller.whole(found))
@@ -200,27 +227,27 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(UnmaskError)
-    async def ours(_: Request, error: UnmaskError) -> JSONResponse:
+    async def ours(_: Http, error: UnmaskError) -> JSONResponse:
         status, body, headers = told(error)
         return JSONResponse(body, status, headers)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def malformed(_: Http, error: RequestValidationError) -> JSONResponse:
         status, body, headers = told(_first(error))
         return JSONResponse(body, status, headers)
 
     @app.exception_handler(HTTPException)
-    async def no_route(http: Request, error: HTTPException) -> JSONResponse:
+    async def no_route(http: Http, error: HTTPException) -> JSONResponse:
         texts = {
             404: f"there is no {http.url.path} here; the API is /v1/chat/completions, /v1/completions and /v1/models",
             405: f"{http.method} is not allowed on {http.url.path}",
-            400: "the body is not valid JSON in UTF-8",
+            400: "the body cannot be read as JSON in UTF-8",
         }
         text = texts.get(error.status_code, str(error.detail))
         return JSONResponse(shaped(text, "invalid_request_error"), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def fault(http: Request, error: Exception) -> JSONResponse:
+    async def fault(http: Http, error: Exception) -> JSONResponse:
         log.error("%s %s failed", http.method, http.url.path, exc_info=error)
         status, body, headers = told(error)
         return JSONResponse(body, status, headers)
@@ -236,7 +263,8 @@ def _first(error: RequestValidationError) -> RequestError:
     if found["type"] == "missing":
         return RequestError(f"{field or 'a JSON body'} is missing", field=place[0] if place else None)
     if field is None:
-        return RequestError(f"the body cannot be read: {_reason(found)}")
+        reason = f"{_reason(found)}; send an object of JSON with content-type application/json"
+        return RequestError(f"the body cannot be read: {reason}")
     shown = json.dumps(found.get("input"), default=str)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     reason = _reason(found)

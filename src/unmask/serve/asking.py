@@ -18,11 +18,13 @@ from unmask.serve.settings import Serving
 
 @dataclass(frozen=True)
 class Plan:
-    """One request to the server. requests: one per choice; why: of mode auto; prompts: tokens of all prompts."""
+    """One request to the server. requests: `choices` for each prompt; why: of mode auto; prompts: tokens of all of
+    them."""
 
     requests: list[Request]
     why: str
     prompts: int
+    choices: int = 1
 
 
 class Asker:
@@ -32,6 +34,8 @@ class Asker:
         self.model, self.settings = model, settings
         self.tokenizer = copy.deepcopy(model.tokenizer)
         self.context = min(settings.context, model.backbone.max_positions)
+        words = {} if self.tokenizer is None else self.tokenizer.get_vocab()
+        self.longest = self.context * max(map(len, words), default=1)
 
     def chat(self, asked: ChatAsked) -> Plan:
         """A plan for a chat. RequestError for what cannot be served."""
@@ -57,30 +61,33 @@ class Asker:
             for number in range(count):
                 seeded = decoding if decoding.seed is None else replace(decoding, seed=decoding.seed + number)
                 made.append(Request(ids, seeded, bool(asked.provisional)))
-        return Plan(made, choice.why, tokens)
+        return Plan(made, choice.why, tokens, count)
 
     def _encode(self, prompt: Any, raw: bool) -> list[int]:
+        """Token ids. A text that no tokens of the vocabulary could bring into the context is not even tried."""
+        said = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+        if (size := sum(map(len, said))) > self.longest:
+            raise self._overlong(f"the prompt has {size} characters", size)
         ids = self.model.encode(prompt, raw, self.tokenizer)
         wrong = next((token for token in ids if not 0 <= token < self.model.backbone.vocab_size), None)
         if wrong is not None:
             most = self.model.backbone.vocab_size - 1
             raise RequestError(f"prompt token {wrong} is outside the vocabulary; allowed: 0 to {most}", field="prompt")
-        return ids
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        return ids if ids or bos is None else [bos]
 
     def _room(self, length: int, limit: int | None) -> int:
         """The length limit of an answer: what was asked for, as far as the context has room."""
-        room = self.context - max(length, 1)
+        room = self.context - length
         if room < 1:
-            error = RequestError(
-                f"the prompt has {length} tokens, the context of this server has {self.context} with the answer; "
-                "shorten the prompt",
-                field="messages",
-                value=length,
-                limit=self.context,
-            )
-            error.code = OVERLONG  # type: ignore[attr-defined]
-            raise error
+            raise self._overlong(f"the prompt has {length} tokens", length)
         return min(room, self.settings.max_tokens if limit is None else limit)
+
+    def _overlong(self, what: str, size: int) -> RequestError:
+        text = f"{what}, the context of this server has {self.context} tokens with the answer; shorten the prompt"
+        error = RequestError(text, field="messages", value=size, limit=self.context)
+        error.code = OVERLONG  # type: ignore[attr-defined]
+        return error
 
 
 def _read(given: dict[str, Any]) -> Decoding:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from unmask.errors import CapacityError, ConfigError, RequestError, UnmaskError
+from unmask.errors import CapacityError, ConfigError, ModelError, RequestError, UnmaskError
 
 
 class Busy(CapacityError):
@@ -25,6 +25,10 @@ class TimeLimit(UnmaskError):
     """The request took longer than the server allows."""
 
 
+class Unserved(RequestError):
+    """A field of the body that is not served; it is named as it was sent."""
+
+
 class NoSuchModel(UnmaskError):
     """A name that is not served."""
 
@@ -37,19 +41,27 @@ class TooLarge(UnmaskError):
     """A body above the limit."""
 
 
+class TooSlow(UnmaskError):
+    """A body that does not come."""
+
+
 STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
     RequestError: (400, "invalid_request_error", None),
     ConfigError: (400, "invalid_request_error", None),
     Unauthorized: (401, "invalid_request_error", "invalid_api_key"),
     NoSuchModel: (404, "invalid_request_error", "model_not_found"),
+    TooSlow: (408, "invalid_request_error", "timeout"),
     TooLarge: (413, "invalid_request_error", "request_too_large"),
     CapacityError: (429, "rate_limit_error", "busy"),
     Unavailable: (503, "server_error", "unavailable"),
     TimeLimit: (504, "server_error", "timeout"),
+    ModelError: (500, "server_error", None),
     UnmaskError: (500, "server_error", None),
 }
 """Status, type and code by kind of error."""
 OVERLONG = "context_length_exceeded"
+LONGEST = 500
+"""Characters of a message; what was sent may be long, and is quoted in it."""
 NAMES = {"max_new_tokens": "max_tokens", "prompt_ids": "prompt", "json_schema": "response_format"}
 """Settings that clients know by another name."""
 
@@ -67,12 +79,20 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    text = str(error).replace("max_new_tokens", NAMES["max_new_tokens"])
-    for ours, theirs in NAMES.items():
-        text = theirs + text.removeprefix(ours) if text.startswith(ours + " ") else text
-    return status, shaped(text, what, NAMES.get(param or "", param), code), headers
+    text = str(error)
+    if not isinstance(error, Unserved):
+        text, param = _renamed(text), NAMES.get(param or "", param)
+    return status, shaped(text, what, param, code), headers
+
+
+def _renamed(text: str) -> str:
+    """A message with settings named as clients know them."""
+    text = text.replace("max_new_tokens", NAMES["max_new_tokens"])
+    ours = next((name for name in NAMES if text.startswith(name + " ")), None)
+    return text if ours is None else NAMES[ours] + text.removeprefix(ours)
 
 
 def shaped(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
+    message = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

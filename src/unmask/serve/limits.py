@@ -1,12 +1,13 @@
 """What every request passes before it reaches a route: slashes, the key, the size of its body, security headers."""
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from unmask.serve.errors import TooLarge, Unauthorized, told
+from unmask.serve.errors import TooLarge, TooSlow, Unauthorized, told
 from unmask.serve.settings import Serving
 
 Scope = MutableMapping[str, Any]
@@ -26,8 +27,9 @@ HEADERS = {
 class Limits:
     """ASGI middleware. A body is read whole before a route sees it, so that one above the limit costs no more."""
 
-    def __init__(self, app: Any, settings: Serving) -> None:
-        self.app, self.most = app, int(settings.max_body * 1e6)
+    def __init__(self, app: Any, settings: Serving, responded: Callable[[int], None]) -> None:
+        self.responded = responded
+        self.app, self.most, self.patience = app, int(settings.max_body * 1e6), settings.slow_reader
         self.key = None if settings.key is None else settings.key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,11 +42,24 @@ class Limits:
             if path.startswith("/v1") and scope["method"] != "OPTIONS":
                 self._check_key(scope)
             receive = await self._whole_body(scope, receive)
-        except (TooLarge, Unauthorized) as error:
+        except (TooLarge, TooSlow, Unauthorized) as error:
             status, body, headers = told(error)
-            await JSONResponse(body, status, {**headers, **HEADERS})(scope, receive, send)
+            await JSONResponse(body, status, headers)(scope, receive, self._seen(send))
             return
-        await self.app(scope, receive, _with_headers(send))
+        await self.app(scope, receive, self._seen(send))
+
+    def _seen(self, send: Send) -> Send:
+        """Add headers, and count the status."""
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.responded(message["status"])
+                there = {name for name, _ in message["headers"]}
+                extra = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in there]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        return sending
 
     def _check_key(self, scope: Scope) -> None:
         if self.key is None:
@@ -64,7 +79,10 @@ class Limits:
         parts: list[bytes] = []
         size, more = 0, True
         while more:
-            message = await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self.patience)
+            except TimeoutError:
+                raise TooSlow(f"the body did not come within {self.patience:g} s") from None
             if message["type"] == "http.disconnect":
                 return _replay([message], receive)
             parts.append(message.get("body", b""))
@@ -81,14 +99,3 @@ def _replay(messages: list[Any], receive: Receive) -> Receive:
         return messages.pop(0) if messages else await receive()
 
     return next_message
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            there = {name for name, _ in message["headers"]}
-            extra = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in there]
-            message = {**message, "headers": [*message["headers"], *extra]}
-        await send(message)
-
-    return sending

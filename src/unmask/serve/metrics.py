@@ -26,6 +26,7 @@ class Metrics:
         self.forwards = Counter("forwards", "Calls of the network per row, by kind", ["mode", "kind"], **named)
         self.guessed = Counter("guessed_tokens", "Tokens that mode verified checked", ["source"], **named)
         self.kept = Counter("accepted_tokens", "Guessed tokens that stood the check", ["source"], **named)
+        self.responses = Counter("http_responses", "Responses of HTTP, by status", ["status"], **named)
         self.restarts = Counter("engine_restarts", "Times that the engine failed and was started again", **named)
         timed: Any = {"buckets": SECONDS, **named}
         self.first = Histogram("first_text_seconds", "From the request to its first text", ["mode"], **timed)
@@ -53,6 +54,10 @@ class Metrics:
     def ended(self, mode: str, outcome: str) -> None:
         """Count a request by how it ended: stop, length, cancelled, or the name of an error."""
         self.requests.labels(mode, outcome).inc()
+
+    def responded(self, status: int) -> None:
+        """Count a response, refused ones too."""
+        self.responses.labels(str(status)).inc()
 
     def watch(self, counts: Callable[[], tuple[int, int]]) -> None:
         """Gauges that are read when they are asked for; counts: requests that wait and that run."""

@@ -104,6 +104,7 @@ FAILURES: dict[int | str, dict[str, Any]] = {
         400: "The request cannot be served as asked",
         401: "No API key, or a wrong one",
         404: "No such model",
+        408: "The body does not come",
         413: "The body is too large",
         422: "Not used: a malformed body has status 400",
         429: "Too many requests; retry-after says when to try again",

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from unmask.errors import RequestError
+from unmask.serve.errors import Unserved
 
 
 def _sayable(value: Any) -> Any:
@@ -35,9 +36,10 @@ Text = Annotated[StrictStr, BeforeValidator(_sayable)]
 Number = StrictFloat | StrictInt
 Stops = Annotated[
     Annotated[Text, Field(min_length=1, max_length=1000)]
-    | Annotated[list[Annotated[Text, Field(min_length=1, max_length=1000)]], Field(max_length=16)],
+    | Annotated[list[Annotated[Text, Field(min_length=1, max_length=1000)]], Field(max_length=16, fail_fast=True)],
     Field(union_mode="left_to_right"),
 ]
+Ids = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
 ROLES = Literal["system", "developer", "user", "assistant"]
 EMPTY: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -87,12 +89,12 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     role: ROLES
-    content: Text | Annotated[list[Part], Field(min_length=1)]
+    content: Text | Annotated[list[Part], Field(min_length=1, max_length=1000, fail_fast=True)]
 
     @model_validator(mode="after")
     def _nothing_else(self) -> "Message":
         for name, value in (self.model_extra or {}).items():
-            if value not in (None, [], "") and name not in ("name", "refusal", "annotations", "audio"):
+            if value not in (None, [], "") and name != "name":
                 raise ValueError(f"'{name}' is not served; allowed: role and content")
         return self
 
@@ -172,8 +174,8 @@ class Asked(BaseModel):
             if value is None or name in IGNORED or _nothing(name, value):
                 continue
             if name in EMPTY:
-                raise RequestError(f"{name} is not served; leave it out", field=name)
-            raise RequestError(f"{name} is not a field of this API; leave it out", field=name)
+                raise Unserved(f"{name} is not served; leave it out", field=name)
+            raise Unserved(f"{name} is not a field of this API; leave it out", field=name)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is allowed with stream true only", field="stream_options")
         if self.provisional and not self.stream:
@@ -203,7 +205,7 @@ class Asked(BaseModel):
 class ChatAsked(Asked):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = Field(
         None, description="the newer name of max_tokens; the smaller one counts where both are given"
     )
@@ -231,9 +233,9 @@ class CompletionAsked(Asked):
 
     prompt: Annotated[
         Text
-        | Annotated[list[Annotated[Text, Field()]], Field(min_length=1, max_length=128)]
-        | Annotated[list[StrictInt], Field(min_length=1)]
-        | Annotated[list[Annotated[list[StrictInt], Field(min_length=1)]], Field(min_length=1, max_length=128)],
+        | Annotated[list[Text], Field(min_length=1, max_length=128, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=128, fail_fast=True)],
         Field(description="a text, token ids, or a list of either"),
     ]
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None

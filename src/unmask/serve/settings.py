@@ -35,8 +35,8 @@ class Serving:
     context: int = option(
         2048,
         help="prompt and answer together, in tokens; each of the batch's rows holds so many",
-        check=positive,
-        allowed="at least 1",
+        check=lambda v: v >= 2,
+        allowed="at least 2",
     )
     queue: int = option(
         64, help="requests that may wait for a row; more get status 429", check=lambda v: v >= 0, allowed="0 or more"
@@ -48,7 +48,7 @@ class Serving:
         8, help="the largest n of a request", check=lambda v: 1 <= v <= 128, allowed="from 1 to 128"
     )
     max_body: float = option(
-        4.0,
+        1.0,
         help="largest body of a request in megabytes",
         check=lambda v: 0 < v <= 1000,
         allowed="above 0, at most 1000",
@@ -61,7 +61,7 @@ class Serving:
     )
     slow_reader: float = option(
         30.0,
-        help="seconds that a stream waits for its client to read on",
+        help="seconds that the server waits for a client: for its request, or for it to read on",
         check=_seconds,
         allowed="above 0, at most 86400",
     )
@@ -89,8 +89,8 @@ class Serving:
 
     @property
     def key(self) -> str | None:
-        """The API key: as given, else from the environment."""
-        return self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE) or None
+        """The API key: as given, else from the environment; outer blanks are no part of it, no header carries them."""
+        return (self.api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
 
 
 def check_exposed(settings: Serving) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -71,18 +71,22 @@ async def _gone(receive: Receive) -> None:
 
 class EventStream(Response):
     """Server-sent events. The first item is there before the status is sent, so that what fails at once is an HTTP
-    error. slow: seconds that a client may leave a write waiting."""
+    error. slow: seconds that a client may leave a write waiting; cut: ends its connection then."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], slow: float) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], slow: float, cut: Callable[[Any], None]) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        self.chunks, self.slow = chunks, slow
+        self.chunks, self.slow, self.cut = chunks, slow, cut
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientDisconnect, OSError, TimeoutError):
+        try:
             await unless_gone(self._send(send), receive)
+        except TimeoutError:
+            self.cut(scope["client"])
+        except (ClientDisconnect, OSError):
+            pass
 
     async def _send(self, send: Send) -> None:
         async with contextlib.aclosing(self.chunks) as chunks:

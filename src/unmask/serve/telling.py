@@ -8,6 +8,7 @@ from typing import Any
 from unmask.core.propose import Logprobs
 from unmask.events import Answer, Committed, Provisional
 from unmask.serve.asking import Plan
+from unmask.text import Decoder
 
 LEAST = -9999.0
 """In the place of minus infinity, which JSON does not have."""
@@ -22,7 +23,7 @@ class Teller:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex
         self.created, self.began = int(time.time()), time.monotonic()
         self.written = [0] * len(plan.requests)
-        self.offset = [0] * len(plan.requests)
+        self.places = [Places(tokenizer) for _ in plan.requests]
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
@@ -33,10 +34,9 @@ class Teller:
     def committed(self, place: int, event: Committed) -> dict[str, Any] | None:
         """A delta of settled text; None where nothing can be shown yet."""
         self.written[place] += len(event.token_ids)
-        laws = self._laws(place, event.token_ids, event.logprobs)
+        laws = self._laws(self.places[place], event.token_ids, event.logprobs)
         if not event.text and laws is None:
             return None
-        self.offset[place] += len(event.text or "")
         return self._chunk(place, {"content": event.text or ""}, logprobs=laws)
 
     def provisional(self, place: int, event: Provisional) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Teller:
     def _choice(self, place: int, answer: Answer) -> dict[str, Any]:
         text = answer.text or ""
         said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
-        laws = self._laws(place, answer.token_ids, answer.logprobs)
+        laws = self._laws(Places(self.tokenizer), answer.token_ids, answer.logprobs)
         reason = answer.finish_reason
         return {"index": place, **said, "logprobs": laws, "finish_reason": reason, "unmask": self._took(answer)}
 
@@ -95,8 +95,14 @@ class Teller:
             "prompt_tokens": self.plan.prompts,
             "completion_tokens": completion,
             "total_tokens": self.plan.prompts + completion,
-            "prompt_tokens_details": {"cached_tokens": min(answer.cached_tokens for answer in answers)},
+            "prompt_tokens_details": {"cached_tokens": self._cached(answers)},
         }
+
+    def _cached(self, answers: Sequence[Answer]) -> int:
+        """Prompt tokens that were in the cache for every choice, each prompt counted once."""
+        size = self.plan.choices
+        parts = [answers[start : start + size] for start in range(0, len(answers), size)]
+        return sum(min(answer.cached_tokens for answer in part) for part in parts)
 
     def _took(self, answer: Answer) -> dict[str, Any]:
         tokens, forwards = answer.completion_tokens, answer.forwards
@@ -115,11 +121,11 @@ class Teller:
 
     # --- log-probabilities -------------------------------------------------------------------------------------------
 
-    def _laws(self, place: int, tokens: Sequence[int], laws: Sequence[Logprobs] | None) -> dict[str, Any] | None:
+    def _laws(self, at: "Places", tokens: Sequence[int], laws: Sequence[Logprobs] | None) -> dict[str, Any] | None:
         if not self.logprobs or laws is None or not tokens:
             return None
         found = list(zip(tokens, laws, strict=True))
-        return self._chat_laws(found) if self.chat else self._completion_laws(place, found)
+        return self._chat_laws(found) if self.chat else self._completion_laws(at, found)
 
     def _chat_laws(self, found: list[tuple[int, Logprobs]]) -> dict[str, Any]:
         content = [
@@ -128,17 +134,12 @@ class Teller:
         ]
         return {"content": content, "refusal": None}
 
-    def _completion_laws(self, place: int, found: list[tuple[int, Logprobs]]) -> dict[str, Any]:
-        texts = [self._text(token) for token, _ in found]
-        at, offsets = self.offset[place], []
-        for text in texts:
-            offsets.append(at)
-            at += len(text)
+    def _completion_laws(self, at: "Places", found: list[tuple[int, Logprobs]]) -> dict[str, Any]:
         return {
-            "tokens": texts,
+            "tokens": [self._text(token) for token, _ in found],
             "token_logprobs": [max(LEAST, own) for _, (own, _) in found],
             "top_logprobs": [{self._text(t): max(LEAST, p) for t, p in likeliest} for _, (_, likeliest) in found],
-            "text_offset": offsets,
+            "text_offset": [at.next(token) for token, _ in found],
         }
 
     def _law(self, token: int, logprob: float) -> dict[str, Any]:
@@ -148,3 +149,16 @@ class Teller:
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+
+class Places:
+    """Where the tokens of an answer begin in its text, in characters. Parts of one character share its place."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.decoder, self.shown = Decoder(tokenizer), 0
+
+    def next(self, token: int) -> int:
+        """The place of the next token."""
+        place = self.shown
+        self.shown += len(self.decoder.push(token) or "")
+        return place

@@ -24,7 +24,7 @@ log = logging.getLogger("unmask")
 State = Literal["loading", "ok", "restarting", "down", "stopping", "stopped"]
 IDLE, CALM, PATIENCE = 0.25, 30.0, 5
 """Seconds between looks at the clock while nothing runs; seconds without a crash that forgive earlier ones; crashes in
-a row after which the engine is given up."""
+a row, without an answer between them, after which the engine is given up."""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Worker:
         self.model: Model | None = None
         self.state: State = "loading"
         self.error: str | None = None
-        self.failed: Exception | None = None
+        self.failed: BaseException | None = None
         self.restarts = 0
         self.rows = 0
         self.tickets: dict[Ticket, None] = {}
@@ -70,6 +70,7 @@ class Worker:
         self.lock = threading.Lock()
         self.until: float | None = None
         self.pace = 1.0
+        self.well = False
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -133,7 +134,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.model = self.load()
-        except Exception as error:
+        except BaseException as error:
             self._give_up(error)
             return
         crashes, began = 0, time.monotonic()
@@ -141,9 +142,9 @@ class Worker:
             try:
                 self._serve(self._begun(self.model))
                 break
-            except Exception as error:
-                crashes = 1 if time.monotonic() - began > CALM else crashes + 1
-                began = time.monotonic()
+            except BaseException as error:  # a panic of a library is no Exception, and would end the thread unseen
+                crashes = 1 if self.well or time.monotonic() - began > CALM else crashes + 1
+                began, self.well = time.monotonic(), False
                 self._crashed(error)
                 if crashes >= PATIENCE or not self.ready.is_set():
                     self._give_up(error)
@@ -154,7 +155,7 @@ class Worker:
         """An engine, from which on requests are taken."""
         engine = self.make(model)
         with self.lock:
-            self.rows = engine.batch_size
+            self.rows = engine.rows
             self.state = "ok" if self.until is None else "stopping"
         self.ready.set()
         return engine
@@ -228,6 +229,7 @@ class Worker:
         else:
             self.tickets.pop(ticket, None)
             self.indexed.pop(event.index, None)
+            self.well = True
             self.pace += 0.2 * (event.answer.seconds - self.pace)
             self.metrics.answered(event.answer, time.monotonic() - ticket.submitted)
             ticket.deliver(event)
@@ -244,7 +246,7 @@ class Worker:
         for ticket in list(self.tickets):
             self._finish(ticket, error)
 
-    def _crashed(self, error: Exception) -> None:
+    def _crashed(self, error: BaseException) -> None:
         log.error("the engine ended with an error and is started again", exc_info=error)
         with self.lock:
             self.state = "restarting" if self.until is None else "stopping"
@@ -253,7 +255,7 @@ class Worker:
         self.running = 0
         self._end_all(EngineFailed("the engine failed while it wrote this answer; ask again"))
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         with self.lock:
             self.state, self.error, self.failed = "down", _line(error), error
         self._end_all(Unavailable("the engine is down"))
@@ -264,5 +266,5 @@ def _to(deliver: Callable[[int, Event | UnmaskError], None], place: int) -> Call
     return lambda item: deliver(place, item)
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
