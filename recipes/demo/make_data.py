@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from prompts import VERBS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 DEMO_PROMPTS = Path(__file__).parents[2] / "src/unmask/assets/demo_prompts.jsonl"
@@ -57,15 +58,6 @@ def code_prompts(count: int, seed: int) -> list[str]:
     prompts = sorted(found)
     random.Random(seed).shuffle(prompts)
     return prompts[:count]
-
-
-VERBS = {}
-for verb in (
-    "return compute convert check create find remove get parse test read write format replace split join sort count "
-    "generate evaluate determine make build extract add set encode decode calculate give apply compare merge print"
-).split():
-    third = verb[:-1] + "ies" if verb.endswith("ply") else verb + "s"
-    VERBS[verb] = VERBS[third] = third
 
 
 def chat_prompts(model, tokenizer, count: int, seed: int) -> list[str]:

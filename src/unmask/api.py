@@ -136,8 +136,8 @@ class Model:
         """Events of several requests, decoded together."""
         return self.engine().run(requests)
 
-    def engine(self) -> Engine:
-        """An engine of its own for each call, so that two streams can be read in turn."""
+    def engine(self, **how: Any) -> Engine:
+        """An engine of its own for each call, so that two streams can be read in turn. how: as `Engine` takes it."""
         return Engine(
             self.backbone,
             self.spec,
@@ -145,6 +145,7 @@ class Model:
             batch_size=self.batch_size,
             stop_ids=self.checkpoint.stop_ids,
             costs=self.costs,
+            **how,
         )
 
     @property

@@ -311,6 +311,7 @@ def test_hostile_schemas_wait_for_one_another_and_for_nobody_else():
         for thread, found in hostile:
             thread.join(30)
             assert found[0].status_code in (400, 429), found[0].text
+            assert (found[0].status_code == 429) == ("retry-after" in found[0].headers)
         assert "more than 3 seconds" in hostile[0][1][0].text or any("more than 3" in f[0].text for _, f in hostile)
         began = time.monotonic()
         refused_ = next(i for i, (_, f) in enumerate(hostile) if f[0].status_code == 400)

@@ -1,8 +1,6 @@
 """The routes: from an HTTP request to the worker and back."""
 
 import functools
-import json
-import logging
 import time
 from collections.abc import Callable
 from importlib.resources import files
@@ -13,21 +11,19 @@ import anyio
 import anyio.to_thread
 from fastapi import FastAPI
 from fastapi import Request as Http
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import unmask
 from unmask.api import Model
 from unmask.engine import Engine
-from unmask.errors import RequestError, UnmaskError
 from unmask.events import Event, Finished, Request
 from unmask.serve.asking import Asker, Plan
-from unmask.serve.errors import NoSuchModel, Unavailable, shaped, told
+from unmask.serve.errors import NoSuchModel, Unavailable
+from unmask.serve.handlers import add_errors
 from unmask.serve.limits import Limits
 from unmask.serve.metrics import Metrics
 from unmask.serve.replies import FAILURES, ChatReply, CompletionReply, Health, Models
@@ -37,7 +33,6 @@ from unmask.serve.stream import GONE, EventStream, answers, asked, opened, unles
 from unmask.serve.telling import Teller
 from unmask.serve.worker import Worker
 
-log = logging.getLogger("unmask")
 PAGE = files("unmask") / "serve" / "page"
 
 
@@ -101,18 +96,9 @@ def capabilities(asker: Asker) -> dict[str, Any]:
 def engine_for(model: Model, settings: Serving) -> Engine:
     """An engine of fixed capacity, warmed up, so that the first client waits for nothing that others do not."""
     size = 1 if model.spec is None else model.spec.block_size
-    engine = Engine(
-        model.backbone,
-        model.spec,
-        model.tokenizer,
-        batch_size=model.batch_size,
-        capacity=min(settings.context, model.backbone.max_positions) + size,
-        stop_ids=model.checkpoint.stop_ids,
-        costs=model.costs,
-        piece=settings.prefill,
-        reuse=True,
-    )
-    for mode in ["ar"] if size == 1 else ["ar", model.decoding().mode]:
+    capacity = min(settings.context, model.backbone.max_positions) + size
+    engine = model.engine(capacity=capacity, piece=settings.prefill, reuse=True)
+    for mode in dict.fromkeys(["ar", model.decoding().mode]):
         engine.submit(Request([0], model.decoding(mode=mode, max_new_tokens=min(8, settings.context - 1))))
         while engine.live or engine.waiting:
             _check(engine.step())
@@ -138,7 +124,7 @@ def app_for(service: Service) -> FastAPI:
             allow_headers=["*"],  # clients in browsers send headers of their own
             expose_headers=["retry-after"],
         )
-    _add_errors(app)
+    add_errors(app)
     _add_status(app, service)
     _add_api(app, service)
     app.add_api_route("/", _page, include_in_schema=False)
@@ -223,63 +209,6 @@ def _add_status(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Counts and times for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(UnmaskError)
-    async def ours(_: Http, error: UnmaskError) -> JSONResponse:
-        status, body, headers = told(error)
-        return JSONResponse(body, status, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Http, error: RequestValidationError) -> JSONResponse:
-        status, body, headers = told(_first(error))
-        return JSONResponse(body, status, headers)
-
-    @app.exception_handler(HTTPException)
-    async def no_route(http: Http, error: HTTPException) -> JSONResponse:
-        texts = {
-            404: f"there is no {http.url.path} here; the API is /v1/chat/completions, /v1/completions and /v1/models",
-            405: f"{http.method} is not allowed on {http.url.path}",
-            400: "the body cannot be read as JSON in UTF-8",
-        }
-        text = texts.get(error.status_code, str(error.detail))
-        return JSONResponse(shaped(text, "invalid_request_error"), error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def fault(http: Http, error: Exception) -> JSONResponse:
-        log.error("%s %s failed", http.method, http.url.path, exc_info=error)
-        status, body, headers = told(error)
-        return JSONResponse(body, status, headers)
-
-
-def _first(error: RequestValidationError) -> RequestError:
-    """What is wrong with a body, in one line; of several allowed forms the one that came nearest."""
-    found = max(error.errors(), key=lambda each: len(each["loc"]))
-    if found["type"] == "json_invalid":
-        return RequestError(f"the body is not valid JSON: {found['ctx']['error']}")
-    place = [str(part) for part in found["loc"] if part != "body" and not _is_type(part)]
-    field = ".".join(place) or None
-    if found["type"] == "missing":
-        return RequestError(f"{field or 'a JSON body'} is missing", field=place[0] if place else None)
-    if field is None:
-        reason = f"{_reason(found)}; send an object of JSON with content-type application/json"
-        return RequestError(f"the body cannot be read: {reason}")
-    shown = json.dumps(found.get("input"), default=str)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    reason = _reason(found)
-    return RequestError(f"{field} is {shown}; {reason}", field=place[0], value=shown)
-
-
-def _is_type(part: Any) -> bool:
-    """Whether a part of an error's place names one of several allowed types, and no field."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
-
-
-def _reason(found: Any) -> str:
-    if found["type"] in ("string_too_short", "too_short"):
-        return "allowed: not empty"
-    return str(found["msg"]).removeprefix("Value error, ").replace("Input should be ", "allowed: ")
 
 
 def name_of(ref: str) -> str:

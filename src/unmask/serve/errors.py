@@ -59,6 +59,8 @@ STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
     UnmaskError: (500, "server_error", None),
 }
 """Status, type and code by kind of error."""
+SOON = 5
+"""Seconds after which to try again, where nothing better is known."""
 OVERLONG = "context_length_exceeded"
 LONGEST = 500
 """Characters of a message; what was sent may be long, and is quoted in it."""
@@ -76,7 +78,7 @@ def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     status, what, code = STATUS[kind]
     param: str | None = getattr(error, "field", None)
     code = getattr(error, "code", None) or code
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else {}
+    headers = {"retry-after": str(getattr(error, "retry_after", SOON))} if status == 429 else {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     text = str(error)

@@ -42,8 +42,8 @@ class Ticket:
 class Worker:
     """Loads a model and serves it.
 
-    load: makes the model; engine: makes an engine for it; queue: how many requests may wait beyond the engine's rows;
-    timeout: seconds that a request may take, waiting included.
+    load: makes the model; engine: makes an engine for it; queue_limit: how many requests may wait beyond the engine's
+    rows; timeout: seconds that a request may take, waiting included.
     """
 
     def __init__(
@@ -199,19 +199,23 @@ class Worker:
 
     def _drop(self, engine: Engine, ticket: Ticket) -> None:
         if ticket in self.tickets:
-            self._forget(engine, ticket)
+            self._leave(engine, ticket)
+            self._remove(ticket)
             self.metrics.ended(ticket.request.decoding.mode, "cancelled")
 
-    def _forget(self, engine: Engine, ticket: Ticket) -> None:
-        self.tickets.pop(ticket, None)
+    def _leave(self, engine: Engine, ticket: Ticket) -> None:
         if ticket.index is not None:
             engine.cancel(ticket.index)
+
+    def _remove(self, ticket: Ticket) -> None:
+        self.tickets.pop(ticket, None)
+        if ticket.index is not None:
             self.indexed.pop(ticket.index, None)
 
     def _expire(self, engine: Engine) -> None:
         now = time.monotonic()
         for ticket in [ticket for ticket in list(self.tickets) if now > ticket.deadline]:
-            self._forget(engine, ticket)
+            self._leave(engine, ticket)
             self._finish(ticket, TimeLimit(f"the request took longer than {self.timeout:g} s, the server's limit"))
 
     def _tell(self, event: Event) -> None:
@@ -227,8 +231,7 @@ class Worker:
         elif event.answer.error is not None:
             self._finish(ticket, event.answer.error)
         else:
-            self.tickets.pop(ticket, None)
-            self.indexed.pop(event.index, None)
+            self._remove(ticket)
             self.well = True
             self.pace += 0.2 * (event.answer.seconds - self.pace)
             self.metrics.answered(event.answer, time.monotonic() - ticket.submitted)
@@ -236,9 +239,7 @@ class Worker:
 
     def _finish(self, ticket: Ticket, error: UnmaskError) -> None:
         """End a request with an error."""
-        self.tickets.pop(ticket, None)
-        if ticket.index is not None:
-            self.indexed.pop(ticket.index, None)
+        self._remove(ticket)
         self.metrics.ended(ticket.request.decoding.mode, type(error).__name__)
         ticket.deliver(error)
 
