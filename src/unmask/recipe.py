@@ -23,7 +23,7 @@ from unmask.errors import ConfigError
 
 ROLES = {"messages", "user", "assistant", "system", "prompt", "completion"}
 """What a column of a source may be."""
-MASKS = ("context", "layout", "complementary", "draws", "full_share", "noise", "block_sizes")
+MASKS = ("context", "layout", "complementary", "draws", "full_share", "noise", "slot_decay", "block_sizes")
 """Keys that say how tokens are masked."""
 
 
@@ -131,6 +131,13 @@ class Adapt:
     block_sizes: tuple[int, ...] = option(
         (), help="block sizes of a curriculum, each for an equal share of the steps, up to block_size", metavar="N"
     )
+    slot_decay: float = option(
+        1.0,
+        help="factor by which a masked slot's loss falls per slot before it in its block (context causal); below 1 "
+        "drafts learn their first slots most",
+        check=lambda v: 0 < v <= 1,
+        allowed="above 0, at most 1",
+    )
     distill: float = option(
         0.0,
         help="share of the loss that is the divergence from the clean stream's own next-token law (context causal)",
@@ -228,6 +235,11 @@ class Adapt:
             raise ConfigError(
                 f"distill is {self.distill}; it needs context 'causal' and layout lean or shared: elsewhere the clean "
                 "stream is not autoregressive, or is cut off"
+            )
+        if self.slot_decay != 1 and (self.context != "causal" or self.layout == "reference"):
+            raise ConfigError(
+                f"slot_decay is {self.slot_decay}; it needs context 'causal' and layout lean or shared: elsewhere a "
+                "label's logit may be read outside of its block"
             )
         if self.validation_rows and self.validation_data:
             raise ConfigError(

@@ -3,6 +3,7 @@ change a gradient."""
 
 import contextlib
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,6 +162,30 @@ def test_the_teacher_is_the_clean_streams_law_of_each_label(made, scope):
         draft = head(learner.model, hidden[batch.source]).log_softmax(-1)
     expected = (law[position].exp() * (law[position] - draft)).sum()
     assert losses[2].item() == pytest.approx(expected.item(), rel=1e-4) and losses[2] > 0
+
+
+@pytest.mark.parametrize("scope", ["all", "draft"])
+def test_slot_decay_weighs_each_label_by_its_place_in_its_block(made, scope):
+    """Labels that stand second among a block's maskable slots count half, third a quarter; the noise is the same."""
+    form = {"context": "causal", "adapter_scope": scope, "full_share": 0.5}
+    plain, weighed = (Learner(recipe(*made, slot_decay=decay, **form)) for decay in (1.0, 0.5))
+    how = {"max_length": 512, "truncation": "keep", "stop_ids": plain.spec.stop_ids}
+    row = load_rows(list(plain.recipe.data), plain.tokenizer, **how).rows[0]
+    laid = noised(weighed.recipe, row, weighed.spec.mask_id, 1, 0, 0)[0]
+    batch, place = collate([laid]), []
+    for source, target in zip(laid.source.tolist(), laid.target.tolist(), strict=True):
+        slot = int(laid.streams.position[source] - laid.streams.start[source]) + 1
+        assert int(row.ids[laid.streams.position[source] + 1]) == target and 1 <= slot < 8
+        place.append(slot - 1)
+    assert max(place) > 1
+    with torch.no_grad():
+        one_by_one = []
+        for n in range(len(place)):
+            alone = replace(batch, source=batch.source[n : n + 1], target=batch.target[n : n + 1])
+            one_by_one.append(plain(alone)[0].item())
+        total = weighed(batch)[0].item()
+    assert total == pytest.approx(sum(x * 0.5**k for x, k in zip(one_by_one, place, strict=True)), rel=1e-4)
+    assert total < 0.95 * sum(one_by_one)
 
 
 def test_the_divergence_is_zero_from_itself_and_chunked_as_whole(monkeypatch):

@@ -12,18 +12,20 @@ CHUNK = 2048
 Head = Callable[[Tensor], Tensor]
 
 
-def label_loss(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
+def label_loss(hidden: Tensor, target: Tensor, head: Head, weight: Tensor | None = None) -> Tensor:
     """Sum over labels of -log p(target), in float32.
 
-    hidden: Float [label, hidden], already taken one position to the left; target: Long [label]; head gives logits.
-    Logits are made for labels alone; where they are more than a chunk, a chunk at a time and again in the backward
-    pass.
+    hidden: Float [label, hidden], already taken one position to the left; target: Long [label]; head gives logits;
+    weight: Float [label], by which each term is multiplied. Logits are made for labels alone; where they are more than
+    a chunk, a chunk at a time and again in the backward pass.
     """
 
-    def chunk_loss(part: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(head(part).float(), labels, reduction="sum")
+    def chunk_loss(part: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return cross_entropy(head(part).float(), labels, reduction="sum")
+        return torch.dot(weights, cross_entropy(head(part).float(), labels, reduction="none"))
 
-    return _summed(chunk_loss, hidden, target)
+    return _summed(chunk_loss, hidden, target, *([] if weight is None else [weight]))
 
 
 def teacher_loss(hidden: Tensor, teacher: Tensor, head: Head) -> Tensor:
@@ -41,10 +43,10 @@ def teacher_loss(hidden: Tensor, teacher: Tensor, head: Head) -> Tensor:
     return _summed(chunk_loss, hidden, teacher.detach())
 
 
-def _summed(chunk_loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, beside: Tensor) -> Tensor:
-    if len(beside) <= CHUNK:
-        return chunk_loss(hidden, beside)
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for part, other in zip(hidden.split(CHUNK), beside.split(CHUNK), strict=True):
-        total = total + checkpoint(chunk_loss, part, other, use_reentrant=False)
+def _summed(chunk_loss: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+    if len(columns[0]) <= CHUNK:
+        return chunk_loss(*columns)
+    total = columns[0].new_zeros((), dtype=torch.float32)
+    for parts in zip(*(column.split(CHUNK) for column in columns), strict=True):
+        total = total + checkpoint(chunk_loss, *parts, use_reentrant=False)
     return total

@@ -63,15 +63,12 @@ def _pieces(q: Streams) -> list[tuple[int, int]]:
     """Runs of one document, clean or noisy, cut between blocks so that no piece is longer than LONGEST where it can."""
     block = torch.stack([q.document, q.stream, q.start])
     borders = [0, *((block[:, 1:] != block[:, :-1]).any(0).nonzero().flatten() + 1).tolist(), block.shape[1]]
+    kinds = list(zip(q.document.tolist(), (q.stream == CLEAN).tolist(), strict=True))
     pieces: list[tuple[int, int]] = []
     for start, stop in zip(borders[:-1], borders[1:], strict=True):
-        alike = bool(pieces) and _together(q, pieces[-1][0], start)
+        alike = bool(pieces) and kinds[pieces[-1][0]] == kinds[start]
         if alike and stop - pieces[-1][0] <= LONGEST:
             pieces[-1] = (pieces[-1][0], stop)
         else:
             pieces.append((start, stop))
     return pieces
-
-
-def _together(q: Streams, a: int, b: int) -> bool:
-    return bool(q.document[a] == q.document[b]) and bool((q.stream[a] == CLEAN) == (q.stream[b] == CLEAN))

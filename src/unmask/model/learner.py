@@ -144,13 +144,23 @@ class Learner(nn.Module):
 
     def _losses(self, hidden: Tensor, batch: StreamBatch) -> list[Tensor]:
         recipe, drafted = self.recipe, hidden[batch.source]
-        masked = label_loss(drafted, batch.target, self._head)
+        masked = label_loss(drafted, batch.target, self._head, self._weight(batch))
         following = taught = masked.new_zeros(())
         if recipe.ar_weight:
             following = label_loss(hidden[batch.ar_source], batch.ar_target, self._head)
         if recipe.distill:
             taught = teacher_loss(drafted, hidden[batch.teacher], self._head)
         return [masked, following, taught]
+
+    def _weight(self, batch: StreamBatch) -> Tensor | None:
+        """Weight of each masked label by its place in its block, Float [label]; the first that can be masked has 1.
+
+        In context causal a label's logit is read inside its own block, at the slot before it.
+        """
+        if self.recipe.slot_decay == 1:
+            return None
+        place = (batch.streams.position - batch.streams.start)[0, batch.source]
+        return torch.pow(self.recipe.slot_decay, place.float())
 
     def _head(self, hidden: Tensor) -> Tensor:
         return head(self.model, hidden)
