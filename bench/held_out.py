@@ -3,7 +3,8 @@
     python bench/held_out.py --model demo --prompts test.jsonl --way ar --way verified,drafts=plain --out runs/held-out
     python bench/held_out.py --model demo --prompts test.jsonl --limit 20 --batch 1 --way ar --way verified --out speed
 
-Each line of a file of prompts has `prompt` (or `messages`) and `kind`.  A way is a mode and decoding settings, with
+Each line of a file of prompts has `prompt` or `messages` (an answer at their end is left out) and maybe `kind`, else
+the file's name stands for it.  A way is a mode and decoding settings, with
 commas; ways take turns batch by batch, so that what else the machine does meets all alike.  Every answer is written to
 OUT/answers.jsonl at once; what is there already is not asked again.  The table gives, by kind and way:
 
@@ -31,7 +32,10 @@ def prompts_of(files: list[Path], limit: int | None) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = defaultdict(list)
     for file in files:
         for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            found[row["kind"]].append(row.get("messages") or row["prompt"])
+            messages = row.get("messages", [])
+            if messages and messages[-1]["role"] == "assistant":
+                messages = messages[:-1]
+            found[row.get("kind", file.stem)].append(messages or row["prompt"])
     return {kind: prompts[:limit] for kind, prompts in found.items()}
 
 

@@ -76,12 +76,15 @@ def measured(path: Path, items: int, thresholds: list[float]) -> dict[str, Any]:
 
 def trained(recipe: dict[str, Any]) -> dict[str, Any]:
     """Train as a recipe says; what the log says of it."""
-    steps = list(unmask.adapt(recipe))
+    begun = any(Path(recipe["output"]).glob("state-*"))
+    list(unmask.adapt(recipe, resume=begun))
+    log = (Path(recipe["output"]) / "log.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in log]
     tail = steps[-10:]
     return {
-        "loss": sum(step.loss for step in tail) / len(tail),
-        "labels": sum(step.labels for step in steps),
-        "seconds": sum(step.seconds for step in steps),
+        "loss": sum(step["loss"] for step in tail) / len(tail),
+        "labels": sum(step["labels"] for step in steps),
+        "seconds": sum(step["seconds"] for step in steps),
     }
 
 
@@ -90,24 +93,20 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; new ones are appended")
-    parser.add_argument("--runs", type=Path, default=Path("runs/miniature/ablations"), help="trained models")
+    parser.add_argument("--runs", type=Path, help="trained models (default runs/miniature/ and the table's name)")
     parser.add_argument("--items", type=int, default=250, help="of each test set (default 250)")
     parser.add_argument("--threshold", type=float, action="append", help="repeat it (default 0.9 and 0.5)")
     parser.add_argument("--keep", action="store_true", help="keep the trained models")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    runs = options.runs or Path("runs/miniature") / options.table.stem
     table = tomllib.loads(options.table.read_text())
-    done = (
-        {(each["variant"], each["seed"]) for each in map(json.loads, options.out.open())}
-        if options.out.exists()
-        else set()
-    )
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    done = {(each["variant"], each["seed"]) for each in map(json.loads, lines)}
     for name, changes in table["variant"].items():
         if (name, options.seed) in done:
             continue
-        output = options.runs / f"{'-'.join(name.replace(',', '').split())}-{options.seed}"
-        if output.exists():
-            shutil.rmtree(output)
+        output = runs / f"{'-'.join(name.replace(',', '').split())}-{options.seed}"
         recipe = {**table["common"], **changes, "seed": options.seed, "output": str(output), "threads": 1}
         run = trained(recipe)
         line = {"variant": name, "seed": options.seed, **run}

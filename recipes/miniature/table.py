@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float)
     options = parser.parse_args()
     runs: dict[str, list[Line]] = defaultdict(list)
-    for line in map(json.loads, options.results.open()):
+    for line in map(json.loads, options.results.read_text().splitlines()):
         runs[line["variant"]].append(line)
     plain = {line["seed"]: line for line in runs["plain"]}
     way = (options.mode, options.threshold)
