@@ -40,7 +40,8 @@ REDRAWN = 60.0
 @dataclass(frozen=True)
 class Progress:
     """One optimizer step, over all processes. loss is the mean over masked labels (nats), ar_loss over next-token
-    labels, divergence the mean over masked labels of what separates the draft's law from the clean stream's."""
+    labels, divergence the mean over masked labels of what separates the draft's law from the clean stream's, chain_loss
+    the mean over masked labels with the chain."""
 
     step: int
     steps: int
@@ -54,6 +55,7 @@ class Progress:
     learning_rate: float
     seconds: float
     validation: Validation | None = None
+    chain_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
     counts = torch.tensor([sum(len(getattr(f, name)) for f in forwards) for name in ("target", "ar_target")])
     labels, following = summed(accelerator, counts).tolist()
     learning_rate = _set_learning_rate(run.optimizer, run.recipe, step)
-    losses, norm = torch.zeros(3, device=accelerator.device), 0.0
+    losses, norm = torch.zeros(4, device=accelerator.device), 0.0
     if not (labels or (run.recipe.ar_weight and following)):
         run.guard.unlabelled(step, window)
         forwards = []
@@ -264,6 +266,7 @@ def train_step(run: Run, step: int, interrupted: list[int]) -> Progress | None:
         norm,
         learning_rate,
         time.perf_counter() - started,
+        chain_loss=losses[3].item() / max(1, labels) if run.recipe.chain else None,
     )
 
 
@@ -275,14 +278,14 @@ def _fed(run: Run, part: list[int], spare: int, step: int, epoch: int) -> Stream
 
 
 def _backward(run: Run, batch: StreamBatch, labels: int, following: int) -> torch.Tensor:
-    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the three sums.
+    """Gradients of one forward, divided by all labels of the step (not a mean of means); returns the four sums.
 
     A forward without a masked label adds zero. Gradients are exchanged as a mean over the processes,
     which is why the loss is multiplied by their number.
     """
     losses = run.network(batch.to(run.accelerator.device))
     share_taught = run.recipe.distill
-    loss = ((1 - share_taught) * losses[0] + share_taught * losses[2]) / max(1, labels)
+    loss = ((1 - share_taught) * losses[0] + share_taught * losses[2] + losses[3]) / max(1, labels)
     loss = loss + run.recipe.ar_weight * losses[1] / max(1, following)
     backward(run.accelerator, run.network, loss * run.accelerator.num_processes)
     return losses.detach()

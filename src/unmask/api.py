@@ -145,6 +145,7 @@ class Model:
             batch_size=self.batch_size,
             stop_ids=self.checkpoint.stop_ids,
             costs=self.costs,
+            chain=self.checkpoint.chain,
             **how,
         )
 

@@ -26,7 +26,11 @@ def draw_curves(output: Path, *, older_than: float = 0.0) -> None:
     records = read_log(output)
     checked = [record for record in records if record.get("validation")]
     levels = checked[-1]["validation"]["levels"] if checked else {}
-    losses = {"loss": _curve(records, "loss"), "next-token loss": _curve(records, "ar_loss")}
+    losses = {
+        "loss": _curve(records, "loss"),
+        "next-token loss": _curve(records, "ar_loss"),
+        "chained": _curve(records, "chain_loss"),
+    }
     held = {"validation": [(r["step"], r["validation"]["loss"]) for r in checked]}
     for level in levels:
         held[f"{level} masked"] = [(r["step"], r["validation"]["levels"][level]) for r in checked]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unmask.config import BlockSpec
+from unmask.core.chain import Chain, chained
 from unmask.core.pace import Costs
 from unmask.core.propose import Proposals, propose
 from unmask.errors import CapacityError, RequestError, UnmaskError
@@ -32,10 +33,10 @@ class Engine:
     """Decodes requests with `backbone` under the checkpoint's `spec`; one engine runs in one thread.
 
     spec: None for a plain model, which only mode ar decodes, with nothing banned, up to `stop_ids`. costs: of forwards
-    here, for mode verified to choose by; without them it drafts and checks block by block. seconds: spent so far, by
-    kind (rows of several kinds in one forward divide it by their positions) and on proposals. piece: a longer prompt is
-    fed in pieces of about so many tokens. reuse: a prompt that begins like what a row of the cache still holds takes
-    over its keys and values (`prefix`).
+    here, for mode verified to choose by; without them it drafts and checks block by block. chain: lets the slots of a
+    draft see one another. seconds: spent so far, by kind (rows of several kinds in one forward divide it by their
+    positions) and on proposals. piece: a longer prompt is fed in pieces of about so many tokens. reuse: a prompt that
+    begins like what a row of the cache still holds takes over its keys and values (`prefix`).
     `generate` and `run` serve a collection; a server calls `submit`, `step` and `cancel` itself and passes a
     `capacity` (positions per row of the cache), since the cache can grow only while no row is alive.
     """
@@ -50,10 +51,11 @@ class Engine:
         capacity: int = 0,
         stop_ids: tuple[int, ...] = (),
         costs: Costs | None = None,
+        chain: Chain | None = None,
         piece: int = PIECE,
         reuse: bool = False,
     ) -> None:
-        self.costs, self.drafting = costs, 1.0
+        self.costs, self.chain, self.drafting = costs, chain, 1.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.backbone, self.spec, self.tokenizer, self.batch_size = backbone, spec, tokenizer, batch_size
         self.stop_ids, self.piece, self.reuse = stop_ids, piece, reuse
@@ -256,7 +258,7 @@ class Engine:
         began = time.perf_counter()
         logits = self.backbone.forward(self.cache, [live.slot for live in group], [step.feed for step in steps])
         ended = time.perf_counter()
-        found, at = proposals(logits, steps, None if self.spec is None else self.spec.mask_id), 0
+        found, at = proposals(logits, steps, None if self.spec is None else self.spec.mask_id, self.chain), 0
         self.seconds["propose"] += time.perf_counter() - ended
         widths = [len(step.feed.tokens) for step in steps]
         for step, width in zip(steps, widths, strict=True):
@@ -306,10 +308,10 @@ def _width(live: Live) -> int:
     return 0 if live.step is None else len(live.step.feed.tokens)
 
 
-def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> Proposals:
+def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None, chain: Chain | None = None) -> Proposals:
     """One proposal for all slots of a forward, each with the settings of its own row."""
     reads = [len(step.feed.read) for step in steps]
-    return propose(
+    found = propose(
         logits,
         mask_id,
         temperature=torch.tensor([step.temperature for step, n in zip(steps, reads, strict=True) for _ in range(n)]),
@@ -322,3 +324,10 @@ def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None) -> P
         likeliest=max((step.likeliest for step in steps if step.likeliest is not None), default=None),
         allowed=[(end - n, step.allowed) for step, n, end in zip(steps, reads, accumulate(reads), strict=True)],
     )
+    for step, n, end in zip(steps, reads, accumulate(reads), strict=True):
+        if chain is not None and step.chained and n > 1:
+            tokens, chance = chained(logits[end - n : end], chain, mask_id)
+            found.tokens[end - n : end] = tokens
+            if found.confidence is not None:
+                found.confidence[end - n : end] = chance
+    return found

@@ -138,6 +138,12 @@ class Adapt:
         check=lambda v: 0 < v <= 1,
         allowed="above 0, at most 1",
     )
+    chain: int = option(
+        0,
+        help="rank of the chain, by which the slots of a draft that mode verified checks see one another's tokens "
+        "(context causal, method low-rank); 0: none",
+        **between(0, 4096),
+    )
     distill: float = option(
         0.0,
         help="share of the loss that is the divergence from the clean stream's own next-token law (context causal)",
@@ -241,6 +247,13 @@ class Adapt:
                 f"slot_decay is {self.slot_decay}; it needs context 'causal' and layout lean or shared: elsewhere a "
                 "label's logit may be read outside of its block"
             )
+        if self.chain and (self.context, self.method, self.objective) != ("causal", "low-rank", "diffusion"):
+            raise ConfigError(
+                f"chain is {self.chain}; it needs context 'causal' and method 'low-rank': it is for drafts that mode "
+                "verified checks, over a base whose embedding stays"
+            )
+        if self.chain and self.layout == "reference":
+            raise ConfigError("chain needs layout lean or shared: in the published one a label's own block is cut off")
         if self.validation_rows and self.validation_data:
             raise ConfigError(
                 f"validation_rows is {self.validation_rows:g} and validation_data is given; give only one of the two"

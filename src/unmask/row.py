@@ -33,7 +33,8 @@ class Step:
 
     temperature, top_p, uniform (Float[read] or None when greedy) say how tokens are drawn from the logits that `feed`
     reads; confidence, entropy and likeliest (how many, or None) say what else of their laws is wanted. allowed:
-    Bool[n, vocab], what the first n of those places may take; None for anything.
+    Bool[n, vocab], what the first n of those places may take; None for anything. chained: each of those places may
+    look at what is proposed for the one before it.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Step:
     entropy: bool = False
     likeliest: int | None = None
     allowed: Tensor | None = None
+    chained: bool = False
 
 
 Program = Generator[Step, Proposals, None]

@@ -99,7 +99,7 @@ def draft(row: Row, block: Block, useful: int, confidence: bool) -> Step:
     """All slots of a block at once; what the network holds for the likeliest is proposed at any temperature."""
     adapters = row.blocks.adapter_scope == "draft"
     feed = replace(block.feed(0, len(block.tokens), list(range(useful - 1)), adapters), checked=adapters)
-    return Step("draft", feed, confidence=confidence)
+    return Step("draft", feed, confidence=confidence, chained=True)
 
 
 def check(row: Row, guess: list[int], kind: Kind = "check") -> Step:

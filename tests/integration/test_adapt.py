@@ -246,7 +246,7 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
         run = loop.Run(settings, [], learner, None, accelerator, learner, Guard(settings))
         losses = [loop._backward(run, batch, len(full.target), 1) for batch in forwards]
         gradients.append(torch.cat([p.grad.flatten() for p in learner.trainable().values()]))
-    assert losses[0].tolist() == [0.0, 0.0, 0.0] and torch.equal(*gradients) and gradients[0].isfinite().all()
+    assert losses[0].tolist() == [0.0] * 4 and torch.equal(*gradients) and gradients[0].isfinite().all()
 
 
 def test_a_warm_start_continues_exactly(base, data, tmp_path):

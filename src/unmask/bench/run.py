@@ -148,7 +148,8 @@ def _by_mode(model: Model, settings: Bench, say: Say) -> Iterator[Section]:
     costs = None
     if model.spec is not None:
         say("the cost of a step …")
-        costs = pacing.forward_costs(model.backbone, model.spec, settings.prefix, settings.rounds, model.costs.gain)
+        gain, chain = model.costs.gain, model.checkpoint.chain
+        costs = pacing.forward_costs(model.backbone, model.spec, settings.prefix, settings.rounds, gain, chain)
         model.measured = Measured(costs, {}, "")
         yield sections.costs_section(costs)
     say("answers by mode, batch size and workload …")

@@ -87,7 +87,7 @@ def _reporter(steps: int, *, shown: bool) -> Iterator[Any]:
 
 
 def _line(progress: Any) -> str:
-    also = {" ar": progress.ar_loss, " divergence": progress.divergence}
+    also = {" ar": progress.ar_loss, " divergence": progress.divergence, " chained": progress.chain_loss}
     also[" validation"] = progress.validation and progress.validation.loss
     more = "".join(f"{name} {value:.3f}" for name, value in also.items() if value is not None)
     return f"step {progress.step}/{progress.steps} loss {progress.loss:.3f}{more} {progress.seconds:.1f} s"

@@ -20,7 +20,7 @@ from unmask.model.files import read_json
 from unmask.model.tensors import FileTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SPEC, MASK = "block_spec.json", "mask_embedding.safetensors"
+SPEC, MASK, CHAIN = "block_spec.json", "mask_embedding.safetensors", "chain.safetensors"
 PREFIX = "base_model.model."
 UNKNOWN = (
     "use_dora",
@@ -37,11 +37,13 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank weights by module name: A [rank, in] and B [out, rank]; `mask_vector` [hidden] where one was trained."""
+    """Low-rank weights by module name: A [rank, in] and B [out, rank]. Where they were trained: `mask_vector` [hidden],
+    and the chain's `down` and `up`, both [rank, hidden]."""
 
     pairs: dict[str, tuple[Tensor, Tensor]]
     scale: float
     mask_vector: Tensor | None
+    chain: tuple[Tensor, Tensor] | None = None
 
 
 def is_adapter(directory: Path) -> bool:
@@ -70,7 +72,17 @@ def read_adapter(directory: Path) -> Adapter:
         raise CheckpointError(f"{directory / CONFIG}: r is {rank!r}, lora_alpha {alpha!r}; both must be above 0")
     mask = read_tensors(directory / MASK).get("mask_embedding") if (directory / MASK).is_file() else None
     scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
-    return Adapter(_pairs(read_tensors(directory / WEIGHTS), directory), scale, mask)
+    return Adapter(_pairs(read_tensors(directory / WEIGHTS), directory), scale, mask, _chain(directory / CHAIN))
+
+
+def _chain(file: Path) -> tuple[Tensor, Tensor] | None:
+    if not file.is_file():
+        return None
+    tensors = read_tensors(file)
+    down, up = tensors.get("down"), tensors.get("up")
+    if down is None or up is None or down.ndim != 2 or down.shape != up.shape:
+        raise CheckpointError(f"{file} holds something other than `down` and `up`, both [rank, hidden]")
+    return down, up
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -97,8 +109,13 @@ def _pairs(tensors: dict[str, Tensor], directory: Path) -> dict[str, tuple[Tenso
     return pairs
 
 
-def check_fits(adapter: Adapter, tensors: FileTensors) -> None:
-    """Raise CheckpointError where an adapter does not fit the matrices of a checkpoint."""
+def check_fits(adapter: Adapter, tensors: FileTensors, width: int) -> None:
+    """CheckpointError where an adapter does not fit the matrices of a checkpoint. width: of its hidden states."""
+    if adapter.chain is not None and adapter.chain[0].shape[1] != width:
+        raise CheckpointError(
+            f"the adapter's chain is for hidden states of {adapter.chain[0].shape[1]}, the base's have {width}; "
+            "give the base that it was trained on"
+        )
     for name, (down, up) in adapter.pairs.items():
         _same_size(name, tensors.shape(f"{name}.weight") if f"{name}.weight" in tensors else None, down, up)
 
@@ -144,14 +161,21 @@ def _same_size(name: str, size: tuple[int, ...] | None, down: Tensor, up: Tensor
 
 
 def write_adapter(
-    directory: Path, state: dict[str, Tensor], config: dict[str, Any], mask_vector: Tensor | None
+    directory: Path,
+    state: dict[str, Tensor],
+    config: dict[str, Any],
+    mask_vector: Tensor | None,
+    chain: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write PEFT's two files and the mask's embedding. state: PEFT names (`base_model.model.….lora_A.weight`)."""
+    """Write PEFT's two files, the mask's embedding and the chain. state: PEFT's names (`base_model.model.….weight`)."""
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
     (directory / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
     save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, directory / WEIGHTS, {"format": "pt"})
     if mask_vector is not None:
         save_file({"mask_embedding": mask_vector.detach().cpu().contiguous()}, directory / MASK, {"format": "pt"})
+    if chain is not None:
+        named = {name: t.detach().cpu().contiguous() for name, t in zip(("down", "up"), chain, strict=True)}
+        save_file(named, directory / CHAIN, {"format": "pt"})
 
 
 def peft_state(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

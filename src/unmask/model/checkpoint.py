@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import BlockSpec
+from unmask.core.chain import Chain, chain_of
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import adapters
 from unmask.model.files import inspect_weights, read_json, replacing
@@ -32,6 +33,7 @@ from unmask.model.hf import (
     read_config,
 )
 from unmask.model.masktoken import OFFICIAL_MASK, declared_stops
+from unmask.model.native.shape import EMBEDDING, HEAD, is_tied
 from unmask.model.probe import PROVED, probe
 from unmask.model.quiet import quiet
 from unmask.model.sources import SMOLLM2, locate, say_on_stderr, sha256, smollm2_hint, source_digest
@@ -76,6 +78,19 @@ class Checkpoint:
     def drafts(self) -> bool:
         """Whether the adapter acts on drafts only."""
         return self.spec is not None and self.spec.adapter_scope == "draft"
+
+    @functools.cached_property
+    def chain(self) -> Chain | None:
+        """What lets the slots of a draft see one another, where the adapter has it."""
+        if self.adapter is None or self.adapter.chain is None:
+            return None
+        down, up = (matrix.float() for matrix in self.adapter.chain)
+        if EMBEDDING in self.tensors:
+            embedding = self.tensors[EMBEDDING]
+            head = embedding if is_tied(self.config) else self.tensors[f"{HEAD}.weight"]
+        else:
+            embedding, head = (f().weight for f in (self.model.get_input_embeddings, self.model.get_output_embeddings))
+        return chain_of(embedding.detach().cpu().float(), head.detach().cpu().float(), down, up)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -172,6 +187,8 @@ def save_adapter(
     spec: BlockSpec | None,
     base: str,
     directory: Path,
+    *,
+    chain: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Save low-rank weights in PEFT's format with BlockSpec and base, replacing `directory` all at once; without a
     BlockSpec PEFT's two files alone.
@@ -183,7 +200,7 @@ def save_adapter(
     named = str(file.absolute()) if file.exists() else base
     about = {"base": named, "base_sha256": base_digest(origin), "spec": spec and dataclasses.asdict(spec)}
     with replacing(Path(directory)) as fresh:
-        adapters.write_adapter(fresh, state, config | {"base_model_name_or_path": named}, mask_vector)
+        adapters.write_adapter(fresh, state, config | {"base_model_name_or_path": named}, mask_vector, chain)
         if spec is not None:
             (fresh / adapters.SPEC).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
@@ -270,7 +287,7 @@ def _load_adapter(
         _check_base(path, about, origin)
     adapter = adapters.read_adapter(path)
     on = _load_full(ref, origin, dtype, device, None, lightly, int8, streamed)
-    adapters.check_fits(adapter, on.tensors)
+    adapters.check_fits(adapter, on.tensors, on.config.get_text_config().hidden_size)
     plain = (lambda: on.model) if "model" in vars(on) else on.network
     vector = adapters.to_dtype(adapter.mask_vector, on.dtype, device)
     stops = tuple(sorted({*on.stop_ids, *(spec.stop_ids if spec else ())}))

@@ -97,7 +97,9 @@ def _base(checkpoint: Checkpoint) -> Path:
 
 def _adapter(checkpoint: Checkpoint, out: Path) -> Callable[[Path], None]:
     """Writes an adapter as it lies, with its base named so that it is found from anywhere."""
-    files = [file for name in (adapters.WEIGHTS, adapters.MASK) if (file := checkpoint.path / name).is_file()]
+    files = [
+        file for name in (adapters.WEIGHTS, adapters.MASK, adapters.CHAIN) if (file := checkpoint.path / name).is_file()
+    ]
     base = base_of(adapters.about(checkpoint.path), checkpoint.path)
     named = str(Path(base).expanduser().resolve()) if Path(base).expanduser().exists() else base
     _check_disk(out, sum(file.stat().st_size for file in files))

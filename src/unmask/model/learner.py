@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.config import BlockSpec
+from unmask.core.chain import shifted
 from unmask.core.loss import label_loss, teacher_loss
 from unmask.core.streams import StreamBatch
 from unmask.errors import CheckpointError, ConfigError
@@ -46,6 +47,8 @@ class Learner(nn.Module):
             adapter_scope=recipe.adapter_scope,
         )
         self.mask_vector: nn.Parameter | None = None
+        self.chain_down: nn.Parameter | None = None
+        self.chain_up: nn.Parameter | None = None
         self.model: Any = loaded.model.eval()  # no dropout: noise is the only randomness, and it is seeded
         self._no_split_modules = self.model._no_split_modules  # the layers that FSDP2 splits one by one
         use_our_attention(self.model)
@@ -70,8 +73,18 @@ class Learner(nn.Module):
             )
         if self.diffusion:
             self.mask_vector = nn.Parameter(_mean_embedding(self.model))
+        if recipe.chain:
+            self._add_chain(recipe.chain)
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
+
+    def _add_chain(self, rank: int) -> None:
+        """A chain that changes nothing yet: `chain_up` is zero, as the second matrix of a low-rank adapter is."""
+        if getattr(self.model.config, "final_logit_softcapping", None) is not None:
+            raise ConfigError(f"chain is {rank}; it needs a network whose logits are linear in its last hidden state")
+        width = self.model.get_input_embeddings().weight.shape[1]
+        self.chain_down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
+        self.chain_up = nn.Parameter(torch.zeros(rank, width))
 
     def _continue_from(self, directory: Path) -> None:
         from peft import set_peft_model_state_dict
@@ -94,6 +107,22 @@ class Learner(nn.Module):
         set_peft_model_state_dict(self.peft, {name: t.float() for name, t in tensors.items()})
         if vector is not None and own is not None:
             own.data.copy_(vector)
+        self._continue_chain(start, directory)
+
+    def _continue_chain(self, start: adapters.Adapter, directory: Path) -> None:
+        rank = 0 if start.chain is None else start.chain[0].shape[0]
+        if start.chain is None or self.chain_down is None or self.chain_up is None:
+            if rank:
+                raise ConfigError(
+                    f"start_from {directory} has a chain of rank {rank}, the recipe has none; use the same"
+                )
+            return
+        if rank != self.recipe.chain:
+            raise ConfigError(
+                f"start_from {directory} has a chain of rank {rank}, the recipe {self.recipe.chain}; use the same"
+            )
+        self.chain_down.data.copy_(start.chain[0])
+        self.chain_up.data.copy_(start.chain[1])
 
     def _check_start(self, directory: Path) -> None:
         """ConfigError where an adapter was trained on another base, or otherwise than this recipe trains."""
@@ -122,8 +151,9 @@ class Learner(nn.Module):
         return self.own_dtype if self.peft is None else torch.float16
 
     def forward(self, batch: StreamBatch) -> Tensor:
-        """Float [3]: the summed loss over masked labels, over next-token labels, and the divergence from the clean
-        stream's own law at the masked labels; the last two are 0 unless the recipe weighs them."""
+        """Float [4]: the summed loss over masked labels, over next-token labels, the divergence from the clean stream's
+        own law at the masked labels, and the loss over masked labels with the chain; the last three are 0 unless the
+        recipe has them."""
         causal = self.spec.context == "causal" or not self.diffusion
         with torch.autocast(
             batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"
@@ -144,13 +174,19 @@ class Learner(nn.Module):
 
     def _losses(self, hidden: Tensor, batch: StreamBatch) -> list[Tensor]:
         recipe, drafted = self.recipe, hidden[batch.source]
-        masked = label_loss(drafted, batch.target, self._head, self._weight(batch))
-        following = taught = masked.new_zeros(())
+        weight = self._weight(batch)
+        masked = label_loss(drafted, batch.target, self._head, weight)
+        following = taught = chained = masked.new_zeros(())
         if recipe.ar_weight:
             following = label_loss(hidden[batch.ar_source], batch.ar_target, self._head)
         if recipe.distill:
             taught = teacher_loss(drafted, hidden[batch.teacher], self._head)
-        return [masked, following, taught]
+        if self.chain_down is not None and self.chain_up is not None:
+            before = self.model.get_input_embeddings().weight[batch.ids[0, batch.source]]
+            unknown = batch.masked[0, batch.source].unsqueeze(-1)  # what stands before a slot, where it is masked too
+            moved = drafted + torch.where(unknown, shifted(before, self.chain_down, self.chain_up), 0.0)
+            chained = label_loss(moved, batch.target, self._head, weight)
+        return [masked, following, taught, chained]
 
     def _weight(self, batch: StreamBatch) -> Tensor | None:
         """Weight of each masked label by its place in its block, Float [label]; the first that can be masked has 1.
@@ -178,9 +214,11 @@ class Learner(nn.Module):
             return
         state, config = adapters.peft_state(self.peft)
         vector = None if self.mask_vector is None else self.mask_vector.detach().half()
-        checkpoint.save_adapter(
-            {name: t.half() for name, t in state.items()}, config, vector, spec, self.base_ref, directory
-        )
+        chain = None
+        if self.chain_down is not None and self.chain_up is not None:
+            chain = self.chain_down.detach().half(), self.chain_up.detach().half()
+        halves = {name: t.half() for name, t in state.items()}
+        checkpoint.save_adapter(halves, config, vector, spec, self.base_ref, directory, chain=chain)
 
 
 def _checkpoint_layers(model: Any) -> None:
