@@ -4,9 +4,9 @@
     python bench/held_out.py --model demo --prompts test.jsonl --limit 20 --batch 1 --way ar --way verified --out speed
 
 Each line of a file of prompts has `prompt` or `messages` (an answer at their end is left out) and maybe `kind`, else
-the file's name stands for it.  A way is a mode and decoding settings, with
-commas; ways take turns batch by batch, so that what else the machine does meets all alike.  Every answer is written to
-OUT/answers.jsonl at once; what is there already is not asked again.  The table gives, by kind and way:
+the file's name stands for it.  A way is a mode and decoding settings, with commas; ways take turns batch by batch, so
+that what else the machine does meets all alike.  Every answer is written to OUT/answers.jsonl at once; what is there
+already is not asked again.  The table gives, by kind and way:
 
 - tokens per forward, the prompt's included; per pair: per draft with its check (ways with drafts=plain);
 - times ar: tokens per second over those of way `ar` on the same batches (the first way must be `ar`);

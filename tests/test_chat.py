@@ -41,7 +41,9 @@ def scripted(script=None, positions: int = 4096, spec: BlockSpec | None = SPEC, 
     backbone = ScriptedBackbone(script or says("ok"), vocab_size=VOCAB, max_positions=positions)
     backbone.prepare = lambda: None
     return Model(
-        SimpleNamespace(spec=spec, tokenizer=TOKENIZER, stop_ids=(END,), ref="scripted", path=Path("nowhere")),
+        SimpleNamespace(
+            spec=spec, tokenizer=TOKENIZER, stop_ids=(END,), ref="scripted", chain=None, path=Path("nowhere")
+        ),
         backbone,
         batch_size=1,
     )

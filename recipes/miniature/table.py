@@ -9,6 +9,7 @@ item, with the bootstrap's 95% interval over items of all seeds together.
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +41,8 @@ def difference(runs: list[Line], plain: dict[int, Line], name: str, mode: str, t
     return f"{found.value:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--mode", default="threshold")
-    parser.add_argument("--threshold", type=float)
-    options = parser.parse_args()
-    runs: dict[str, list[Line]] = defaultdict(list)
-    for line in map(json.loads, options.results.read_text().splitlines()):
-        runs[line["variant"]].append(line)
-    plain = {line["seed"]: line for line in runs["plain"]}
-    way = (options.mode, options.threshold)
-    columns = ["tokens per forward", "score, %", "to plain, points"]
-    head = ["variant", "loss, nats", *columns, *(f"new templates: {column}" for column in columns)]
-    print(f"| {' | '.join(head)} |")
-    print("|" + "---|" * len(head))
+def rows(runs: dict[str, list[Line]], plain: dict[int, Line], way: tuple[str, float | None]) -> Iterator[list[str]]:
+    """A row of cells for each variant that decodes this way."""
     for variant, lines in runs.items():
         cells = [variant, cell([line["nats"] for line in lines], ".3f")]
         for name in ("seeds", "templates"):
@@ -67,6 +55,29 @@ def main() -> None:
                 difference(lines, plain, name, *way) if plain else "",
             ]
         else:
+            yield cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--mode", default="threshold")
+    parser.add_argument("--threshold", type=float, action="append", help="repeat it: a table for each")
+    parser.add_argument("--plain", default="plain", help="the variant that differences are taken to (default plain)")
+    parser.add_argument("--only", action="append", help="a variant to show; repeat it (default all)")
+    options = parser.parse_args()
+    runs: dict[str, list[Line]] = defaultdict(list)
+    for line in map(json.loads, options.results.read_text().splitlines()):
+        runs[line["variant"]].append(line)
+    plain = {line["seed"]: line for line in runs.get(options.plain, [])}
+    runs = {name: lines for name, lines in runs.items() if not options.only or name in options.only}
+    columns = ["tokens per forward", "score, %", "to plain, points"]
+    head = ["variant", "loss, nats", *columns, *(f"new templates: {column}" for column in columns)]
+    for threshold in options.threshold or [None]:
+        if threshold is not None:
+            print(f"\nThreshold {threshold:g}:\n")
+        print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        for cells in rows(runs, plain, (options.mode, threshold)):
             print(f"| {' | '.join(cells)} |")
 
 

@@ -18,7 +18,7 @@ from unmask.model.universal import UniversalBackbone
 def loaded(model: Any, spec: BlockSpec | None = None, tokenizer: Any = None, backbone: Any = None) -> Model:
     """A transformers model as `unmask.load` would give it."""
     mask_id = None if spec is None else spec.mask_id
-    checkpoint = SimpleNamespace(spec=spec, tokenizer=tokenizer, stop_ids=(), ref="tiny", path=Path("tiny"))
+    checkpoint = SimpleNamespace(spec=spec, tokenizer=tokenizer, stop_ids=(), ref="tiny", chain=None, path=Path("tiny"))
     return Model(checkpoint, backbone or UniversalBackbone(model, mask_id=mask_id), 4)  # type: ignore[arg-type]
 
 

@@ -109,8 +109,10 @@ context = "causal"
     capsys.readouterr()
     program("miniature/table.py", out, "--threshold", 0.9)
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in printed[2:]] == ["| plain", "| block", "| causal"]
-    assert "+0.0 [" in printed[2]
+    assert [line.split(" | ")[0] for line in printed[5:]] == ["| plain", "| block", "| causal"]
+    assert printed[1] == "Threshold 0.9:" and "+0.0 [" in printed[5]
+    program("miniature/table.py", out, "--mode", "verified", "--only", "causal")
+    assert capsys.readouterr().out.splitlines()[2].startswith("| causal | ")
 
 
 def wheel(number: int, content: bytes) -> bytes:

@@ -32,7 +32,9 @@ class Unmeasured(Model):
 def model_of(backbone: Any, spec: Any = CAUSAL, rows: int = 4) -> Model:
     backbone.prepare = getattr(backbone, "prepare", lambda: None)
     stops = () if spec is None else spec.stop_ids
-    checkpoint = SimpleNamespace(spec=spec, tokenizer=byte_tokenizer(), ref="tiny", path=None, stop_ids=stops)
+    checkpoint = SimpleNamespace(
+        spec=spec, tokenizer=byte_tokenizer(), ref="tiny", path=None, chain=None, stop_ids=stops
+    )
     return Unmeasured(checkpoint, backbone, rows)
 
 
