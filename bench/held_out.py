@@ -25,6 +25,8 @@ import unmask
 from unmask.text import repeated_4grams
 
 Row = dict[str, Any]
+HEAD = ("kind", "way", "answers", "tokens per forward", "per pair", "times ar")
+HEAD += ("same", "to place", "repeated", "length", "cut")
 
 
 def prompts_of(files: list[Path], limit: int | None) -> dict[str, list[Any]]:
@@ -102,18 +104,13 @@ def table(rows: list[Row]) -> Iterator[str]:
     by: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row["number"]):
         by[row["kind"], row["way"]].append(row)
-    head = "kind, way, answers, tokens per forward, per pair, times ar, same, to place, repeated, length, cut".split(
-        ", "
-    )
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "---|" * len(head)
+    yield f"| {' | '.join(HEAD)} |"
+    yield "|" + "---|" * len(HEAD)
     for (kind, way), own in by.items():
         ar = {row["number"]: row for row in by.get((kind, "ar"), [])}
         tokens, seconds = (sum(map(size, own)) for size in (lambda r: len(r["tokens"]), lambda r: r["batch_seconds"]))
-        checks, both = (
-            sum(row["checks"] for row in own),
-            [(row, ar[row["number"]]) for row in own if row["number"] in ar],
-        )
+        checks = sum(row["checks"] for row in own)
+        both = [(row, ar[row["number"]]) for row in own if row["number"] in ar]
         times = ""
         if ar and len(both) == len(own) == len(ar):
             rate = sum(len(row["tokens"]) for row in ar.values()) / sum(row["batch_seconds"] for row in ar.values())

@@ -86,6 +86,11 @@ class Learner(nn.Module):
         self.chain_down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
         self.chain_up = nn.Parameter(torch.zeros(rank, width))
 
+    @property
+    def chain(self) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Down and up of the chain, both [rank, hidden]; None where the recipe has none."""
+        return None if self.chain_down is None or self.chain_up is None else (self.chain_down, self.chain_up)
+
     def _continue_from(self, directory: Path) -> None:
         from peft import set_peft_model_state_dict
 
@@ -111,7 +116,7 @@ class Learner(nn.Module):
 
     def _continue_chain(self, start: adapters.Adapter, directory: Path) -> None:
         rank = 0 if start.chain is None else start.chain[0].shape[0]
-        if start.chain is None or self.chain_down is None or self.chain_up is None:
+        if start.chain is None or self.chain is None:
             if rank:
                 raise ConfigError(
                     f"start_from {directory} has a chain of rank {rank}, the recipe has none; use the same"
@@ -121,8 +126,8 @@ class Learner(nn.Module):
             raise ConfigError(
                 f"start_from {directory} has a chain of rank {rank}, the recipe {self.recipe.chain}; use the same"
             )
-        self.chain_down.data.copy_(start.chain[0])
-        self.chain_up.data.copy_(start.chain[1])
+        for own, found in zip(self.chain, start.chain, strict=True):
+            own.data.copy_(found)
 
     def _check_start(self, directory: Path) -> None:
         """ConfigError where an adapter was trained on another base, or otherwise than this recipe trains."""
@@ -181,10 +186,10 @@ class Learner(nn.Module):
             following = label_loss(hidden[batch.ar_source], batch.ar_target, self._head)
         if recipe.distill:
             taught = teacher_loss(drafted, hidden[batch.teacher], self._head)
-        if self.chain_down is not None and self.chain_up is not None:
+        if self.chain is not None:
             before = self.model.get_input_embeddings().weight[batch.ids[0, batch.source]]
             unknown = batch.masked[0, batch.source].unsqueeze(-1)  # what stands before a slot, where it is masked too
-            moved = drafted + torch.where(unknown, shifted(before, self.chain_down, self.chain_up), 0.0)
+            moved = drafted + torch.where(unknown, shifted(before, *self.chain), 0.0)
             chained = label_loss(moved, batch.target, self._head, weight)
         return [masked, following, taught, chained]
 
@@ -214,9 +219,7 @@ class Learner(nn.Module):
             return
         state, config = adapters.peft_state(self.peft)
         vector = None if self.mask_vector is None else self.mask_vector.detach().half()
-        chain = None
-        if self.chain_down is not None and self.chain_up is not None:
-            chain = self.chain_down.detach().half(), self.chain_up.detach().half()
+        chain = None if self.chain is None else (self.chain[0].detach().half(), self.chain[1].detach().half())
         halves = {name: t.half() for name, t in state.items()}
         checkpoint.save_adapter(halves, config, vector, spec, self.base_ref, directory, chain=chain)
 
