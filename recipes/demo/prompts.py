@@ -5,8 +5,8 @@
 Mathematics: questions of the GSM8K train split (their human answers are not used).  Code: the first docstring line of
 functions in Python's standard library, numpy, sympy and networkx, put as a request.  What `--exclude` holds, and the
 prompts that the package ships for `unmask demo` and `unmask bench`, are left out.  Of each kind the first `--train` go
-to `prompts.jsonl`, the next `--held-out` to `validation.jsonl`, as many again to `test.jsonl`.  Chat prompts are made
-by the model: `unmask synthesize --make`.
+to `prompts.jsonl`, the next `--held-out` to `validation.jsonl`, as many again to `test.jsonl`, the next `--more` to
+`more.jsonl`.  Chat prompts are made by the model: `unmask synthesize --make`.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import random
 import sysconfig
+from itertools import accumulate
 from pathlib import Path
 
 ASSETS = Path(__file__).parents[2] / "src/unmask/assets"
@@ -81,16 +82,17 @@ def main() -> None:
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="files of prompts or rows to leave out")
     parser.add_argument("--train", type=int, default=560)
     parser.add_argument("--held-out", type=int, default=200)
+    parser.add_argument("--more", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     left_out = set().union(*map(prompts_of, [*ASSETS.glob("*_prompts.jsonl"), *args.exclude]))
     args.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, list[dict]] = {"prompts": [], "validation": [], "test": []}
+    parts: dict[str, list[dict]] = {"prompts": [], "validation": [], "test": [], "more": []}
     for kind, prompts in {"math": mathematics(args.gsm8k), "code": code()}.items():
         prompts = [prompt for prompt in prompts if prompt not in left_out]
         random.Random(args.seed).shuffle(prompts)
-        borders = [0, args.train, args.train + args.held_out, args.train + 2 * args.held_out]
+        borders = list(accumulate((0, args.train, args.held_out, args.held_out, args.more)))
         for name, start, end in zip(parts, borders, borders[1:], strict=False):
             parts[name] += [{"prompt": prompt, "kind": kind} for prompt in prompts[start:end]]
         print(f"{kind}: {len(prompts)} prompts, {min(len(prompts), borders[-1])} used")

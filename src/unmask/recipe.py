@@ -144,6 +144,11 @@ class Adapt:
         "(context causal, method low-rank); 0: none",
         **between(0, 4096),
     )
+    chain_only: bool = option(
+        False,
+        help="learn the chain alone, over the adapter of start_from, which stays as it is: no backward pass "
+        "through the network",
+    )
     distill: float = option(
         0.0,
         help="share of the loss that is the divergence from the clean stream's own next-token law (context causal)",
@@ -252,6 +257,8 @@ class Adapt:
                 f"chain is {self.chain}; it needs context 'causal' and method 'low-rank': it is for drafts that mode "
                 "verified checks, over a base whose embedding stays"
             )
+        if self.chain_only and not (self.chain and self.start_from):
+            raise ConfigError("chain_only needs a chain to learn, and the adapter that it is for as start_from")
         if self.chain and self.layout == "reference":
             raise ConfigError("chain needs layout lean or shared: in the published one a label's own block is cut off")
         if self.validation_rows and self.validation_data:

@@ -105,6 +105,30 @@ def test_guesses_change_and_texts_do_not(trained, drafts, backbone, monkeypatch)
         assert chained == same != sorted(guesses) and len(chained) == len(guesses) > 20
 
 
+def test_a_chain_alone_leaves_its_adapter_bit_for_bit_and_resumes_exactly(made, tmp_path):
+    from safetensors.torch import load_file
+
+    start = tmp_path / "start"
+    list(adapt(recipe(*made, start, **FORM | {"chain": 0, "steps": 3, "learning_rate": 0.05})))
+    form = FORM | {"chain_only": True, "start_from": f"{start}/model", "learning_rate": 0.05, "save_every": 4}
+    settings = recipe(*made, tmp_path / "run", **form | {"steps": 8})
+    steps = list(adapt(settings))
+    assert set(Learner(settings).trainable()) == {"chain_down", "chain_up"}
+    for name in ("adapter_model.safetensors", "mask_embedding.safetensors"):
+        before, after = load_file(start / "model" / name), load_file(tmp_path / "run/model" / name)
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert steps[0].chain_loss == pytest.approx(steps[0].loss, rel=1e-5)
+    assert steps[-1].chain_loss < 0.95 * steps[-1].loss
+    cut = recipe(*made, tmp_path / "cut", **form | {"steps": 8})
+    run = adapt(cut)
+    for _ in range(5):
+        next(run)
+    run.close()
+    list(adapt(cut, resume=True))
+    straight, resumed = (load_file(tmp_path / name / "model/chain.safetensors") for name in ("run", "cut"))
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+
+
 def test_it_is_saved_continued_exactly_and_exported(trained, made, tmp_path):
     settings, _ = trained
     saved = f"{settings.output}/model"
@@ -125,6 +149,8 @@ def test_it_is_saved_continued_exactly_and_exported(trained, made, tmp_path):
         ({"method": "full", "adapter_scope": "all"}, "chain is 4; it needs context 'causal'"),
         ({"layout": "reference"}, "chain needs layout lean or shared"),
         ({"chain": -1}, "chain is -1; allowed: "),
+        ({"chain_only": True}, "chain_only needs a chain to learn, and the adapter that it is for as start_from"),
+        ({"chain_only": True, "chain": 0, "start_from": "there"}, "chain_only needs a chain to learn"),
     ],
 )
 def test_what_makes_no_chain_is_refused(changes, said, made, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ FORMS = {
     "distilled": {"context": "causal", "distill": 0.5},
     "distilled-draft": {"context": "causal", "adapter_scope": "draft", "distill": 0.5},
     "next-token-loss": {"context": "causal", "ar_weight": 0.5, "method": "full"},
+    "chained": {"context": "causal", "adapter_scope": "draft", "chain": 24},
+    "chain-only": {"context": "causal", "adapter_scope": "draft", "chain": 24, "chain_only": True},
     "next-token": {"method": "full", "objective": "next-token"},
     "published-layout": {"method": "full", "layout": "reference"},
 }
@@ -76,7 +79,12 @@ def test_a_directory_with_a_config_alone_is_enough(changes, tmp_path):
 @pytest.fixture(scope="module", params=FORMS)
 def measured(request, base, data, tmp_path_factory):
     """A forward and backward of full rows: recipe, network, what is fed, bytes kept for the backward, operations."""
-    settings = recipe(base, data, tmp_path_factory.mktemp("o"), **{"max_length": 256, **FORMS[request.param]})
+    form = {"max_length": 256, **FORMS[request.param]}
+    if "chain_only" in form:
+        form["start_from"] = str(tmp_path_factory.mktemp("start") / "model")
+        before = recipe(base, data, tmp_path_factory.mktemp("o"), **form | {"chain_only": False, "start_from": None})
+        Learner(before).save(Path(form["start_from"]))
+    settings = recipe(base, data, tmp_path_factory.mktemp("o"), **form)
     learner = Learner(settings)
     rows = [noisy for n in range(2) for noisy in noised(settings, _longest(settings), 260, 1, 0, n)]
     own, kept, held = {p.data_ptr() for p in learner.parameters()}, {}, []
@@ -91,7 +99,12 @@ def measured(request, base, data, tmp_path_factory):
     with counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             losses = learner(collate(rows))
-        ((1 - settings.distill) * losses[0] + settings.ar_weight * losses[1] + settings.distill * losses[2]).backward()
+        (
+            (1 - settings.distill) * losses[0]
+            + settings.ar_weight * losses[1]
+            + settings.distill * losses[2]
+            + losses[3]
+        ).backward()
     causal = settings.context == "causal" or settings.objective == "next-token"
     total = sum((fed(row, settings.block_size, causal) for row in rows), Fed())
     assert total.positions == sum(len(row.ids) for row in rows)
@@ -106,6 +119,9 @@ def test_memory_is_what_the_backward_pass_keeps(measured):
     needed = memory(network, settings, total)
     if settings.checkpointing:  # what one layer makes anew is not kept
         assert kept < needed.activations < kept + memory(network, recipe_of(settings, False), total).activations
+        return
+    if settings.chain_only:  # logits are all there is: one copy of three is kept
+        assert kept == pytest.approx(needed.activations - 8 * total.labels * network.vocab, rel=0.08)
         return
     copies = needed.weights - 4 * network.parameters
     assert kept - copies == pytest.approx(needed.activations, rel=0.08)

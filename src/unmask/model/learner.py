@@ -20,6 +20,7 @@ from unmask.model.universal import head
 from unmask.recipe import Adapt
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CHAIN = ("chain_down", "chain_up")
 
 
 class Learner(nn.Module):
@@ -77,6 +78,9 @@ class Learner(nn.Module):
             self._add_chain(recipe.chain)
         if recipe.start_from:
             self._continue_from(Path(recipe.start_from))
+        if recipe.chain_only:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(name in CHAIN)
 
     def _add_chain(self, rank: int) -> None:
         """A chain that changes nothing yet: `chain_up` is zero, as the second matrix of a low-rank adapter is."""
@@ -148,6 +152,8 @@ class Learner(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name → parameter that learns, in a fixed order."""
+        if self.recipe.chain_only:  # PEFT lets its weights learn again whenever adapters are switched on
+            return {name: p for name, p in self.named_parameters() if name in CHAIN}
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     @property
@@ -163,19 +169,16 @@ class Learner(nn.Module):
         with torch.autocast(
             batch.ids.device.type, dtype=AUTOCAST[self.recipe.dtype], enabled=self.recipe.dtype != "fp32"
         ):
-            if self.spec.adapter_scope == "draft":
-                hidden = split(
-                    self.model,
-                    batch,
-                    mask_id=self.spec.mask_id,
-                    mask_vector=self.mask_vector,
-                    adapters_off=self.peft.disable_adapter,
-                )
-            else:
-                hidden = joint(
-                    self.model, batch, mask_id=self.spec.mask_id, mask_vector=self.mask_vector, causal=causal
-                )
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.recipe.chain_only):
+                hidden = self._hidden(batch, causal)
             return torch.stack(self._losses(hidden[0], batch))
+
+    def _hidden(self, batch: StreamBatch, causal: bool) -> Tensor:
+        """Hidden states [1, token, hidden] of both streams."""
+        masked: dict[str, Any] = {"mask_id": self.spec.mask_id, "mask_vector": self.mask_vector}
+        if self.spec.adapter_scope == "draft":
+            return split(self.model, batch, **masked, adapters_off=self.peft.disable_adapter)
+        return joint(self.model, batch, **masked, causal=causal)
 
     def _losses(self, hidden: Tensor, batch: StreamBatch) -> list[Tensor]:
         recipe, drafted = self.recipe, hidden[batch.source]

@@ -68,10 +68,13 @@ class Memory:
 
 
 def learning(network: Network, recipe: Adapt) -> int:
-    """Values that learn: all of them, or the adapters and the mask's embedding."""
+    """Values that learn: all of them, or the adapters and the mask's embedding, the chain, or the chain alone."""
     if recipe.method == "full":
         return network.parameters
-    return network.adapters(recipe.rank) + network.hidden * (recipe.objective == "diffusion")
+    chain = 2 * recipe.chain * network.hidden
+    if recipe.chain_only:
+        return chain
+    return network.adapters(recipe.rank) + network.hidden * (recipe.objective == "diffusion") + chain
 
 
 def memory(network: Network, recipe: Adapt, forward: Fed) -> Memory:
@@ -93,8 +96,11 @@ def memory(network: Network, recipe: Adapt, forward: Fed) -> Memory:
         inside = layer * network.layers
     if draft:
         inside += 2 * size * forward.clean * network.keys * network.layers
+    if recipe.chain_only:
+        inside = 0
+    inside += 4 * forward.labels * network.hidden if recipe.chain else 0  # the embedding of what stands before
     labels = min(forward.labels, CHUNK) + (min(forward.following, CHUNK) if recipe.ar_weight else 0)
-    labels += min(forward.labels, CHUNK) if recipe.distill else 0
+    labels += min(forward.labels, CHUNK) * (bool(recipe.distill) + (bool(recipe.chain) and not recipe.chain_only))
     logits = 3 * 4 * labels * network.vocab
     return Memory(4.0 * network.parameters + copies, 4.0 * learned, 8.0 * learned, inside + logits)
 
@@ -121,8 +127,17 @@ def operations(network: Network, recipe: Adapt, step: Fed) -> float:
     twice its forward. Low-rank adapters add 6 per value and position. Checkpointing repeats the layers' forward but for
     its last product: a layer's last matrix or, behind it, the second half of its adapter. More than CHUNK labels repeat
     the head's. Distilling makes the logits of the masked labels once more, and the teacher's, which have no backward.
-    In draft scope the clean stream runs forward only.
+    In draft scope the clean stream runs forward only, and where the chain alone learns all of the network does. A chain
+    adds 10 per value of one of its two matrices and label, and the logits of the masked labels once more.
     """
+    size = network.vocab * network.hidden
+    logits = 2 * size * _logits(recipe, step) + 10 * recipe.chain * network.hidden * step.labels
+    if recipe.chain_only:
+        attention = 4 * network.queries * network.layers * (step.clean_pairs + step.noisy_pairs)
+        adapters = (
+            2 * network.adapters(recipe.rank) * (step.noisy if recipe.adapter_scope == "draft" else step.positions)
+        )
+        return 2 * network.matrices * step.positions + attention + adapters + logits
     full, again = recipe.method == "full", int(recipe.checkpointing)
     draft = recipe.adapter_scope == "draft"
     last = network.layers * network.hidden * network.ff if full else 0
@@ -135,7 +150,7 @@ def operations(network: Network, recipe: Adapt, step: Fed) -> float:
         seen = matrices * step.clean + (3 + again) * attention * step.clean_pairs
     values = (6 + 2 * again) * network.adapters(recipe.rank) - 2 * again * network.layers * recipe.rank * network.hidden
     adapters = 0 if full else values * (step.noisy if draft else step.positions)
-    return learned + seen + adapters + 2 * network.vocab * network.hidden * _logits(recipe, step)
+    return learned + seen + adapters + logits
 
 
 def _logits(recipe: Adapt, step: Fed) -> float:
@@ -148,4 +163,7 @@ def _logits(recipe: Adapt, step: Fed) -> float:
         return labels > CHUNK * recipe.accumulation
 
     taught = times(step.labels) + step.labels * (1 + repeated(step.labels)) if recipe.distill else 0.0
+    taught += times(step.labels) if recipe.chain else 0.0
+    if recipe.chain_only:
+        return step.labels + taught
     return times(step.labels) + taught + (times(step.following) if recipe.ar_weight else 0.0)
