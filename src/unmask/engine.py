@@ -326,8 +326,9 @@ def proposals(logits: torch.Tensor, steps: list[Step], mask_id: int | None, chai
     )
     for step, n, end in zip(steps, reads, accumulate(reads), strict=True):
         if chain is not None and step.chained and n > 1:
-            tokens, chance = chained(logits[end - n : end], chain, mask_id)
-            found.tokens[end - n : end] = tokens
-            if found.confidence is not None:
-                found.confidence[end - n : end] = chance
+            part = found.part(end - n, end)
+            tokens, chance = chained(logits[end - n : end], chain, mask_id, part.confidence)
+            part.tokens.copy_(tokens)
+            if part.confidence is not None and chance is not None:
+                part.confidence.copy_(chance)
     return found

@@ -6,8 +6,18 @@ import torch
 from unmask.core import chain as module
 from unmask.core.chain import chain_of, chained, shifted
 from unmask.core.noise import seeded
+from unmask.core.propose import propose
 
 VOCAB, WIDTH, RANK, SLOTS = 50, 12, 4, 5
+
+
+def guessed(logits, chain, mask_id):
+    """Tokens and chances, the laws' own chances given as `propose` gives them; the tokens do not depend on these."""
+    zero, one = torch.zeros(len(logits)), torch.ones(len(logits))
+    tokens, chance = chained(logits, chain, mask_id, propose(logits, mask_id, zero, one, zero).confidence)
+    without, nothing = chained(logits, chain, mask_id, None)
+    assert nothing is None and torch.equal(tokens, without)
+    return tokens, chance
 
 
 def made(scale: float = 1.0):
@@ -21,7 +31,7 @@ def made(scale: float = 1.0):
 def test_guesses_are_those_of_the_moved_hidden_states(mask_id):
     """The tables give what the definition does: a forward of the head over h + up down e(x), slot by slot."""
     hidden, embedding, head, down, up = made()
-    tokens, chance = chained(hidden @ head.T, chain_of(embedding, head, down, up), mask_id)
+    tokens, chance = guessed(hidden @ head.T, chain_of(embedding, head, down, up), mask_id)
     plain = (hidden @ head.T).argmax(-1)
     assert tokens[0] == plain[0] and not torch.equal(tokens, plain)
     for slot in range(SLOTS):
@@ -37,7 +47,7 @@ def test_only_likely_tokens_are_weighed_again_and_the_others_keep_their_share(mo
     monkeypatch.setattr(module, "CANDIDATES", 3)
     hidden, embedding, head, down, up = made(0.4)
     logits = hidden @ head.T
-    tokens, chance = chained(logits, chain_of(embedding, head, down, up), None)
+    tokens, chance = guessed(logits, chain_of(embedding, head, down, up), None)
     for slot in range(1, SLOTS):
         law, best = logits[slot].softmax(-1), logits[slot].topk(3).indices
         assert tokens[slot] in best
@@ -49,7 +59,7 @@ def test_only_likely_tokens_are_weighed_again_and_the_others_keep_their_share(mo
 
 def test_a_chain_that_was_not_trained_changes_nothing():
     hidden, embedding, head, down, up = made()
-    tokens, chance = chained(hidden @ head.T, chain_of(embedding, head, down, 0 * up), 7)
+    tokens, chance = guessed(hidden @ head.T, chain_of(embedding, head, down, 0 * up), 7)
     logits = (hidden @ head.T).index_fill(1, torch.tensor([7]), -torch.inf)
     assert torch.equal(tokens, logits.argmax(-1))
     assert torch.allclose(chance, logits.softmax(-1).amax(-1), atol=1e-5)

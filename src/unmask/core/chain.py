@@ -37,21 +37,27 @@ def chain_of(embedding: Tensor, head: Tensor, down: Tensor, up: Tensor) -> Chain
     return Chain(embedding @ down.T, head @ up.T)
 
 
-def chained(logits: Tensor, chain: Chain, mask_id: int | None) -> tuple[Tensor, Tensor]:
+def chained(logits: Tensor, chain: Chain, mask_id: int | None, chance: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Tokens, Long [slot], and how likely each is behind the one before it, Float [slot], of one draft's logits [slot,
-    vocab], greedily from left to right; on the CPU. The first slot's law stays: what stands before it is known."""
-    values = logits.float()
-    if mask_id is not None and mask_id < values.shape[-1]:
-        values = values.index_fill(-1, torch.tensor([mask_id], device=values.device), -torch.inf)
-    top, ids = values.topk(min(CANDIDATES, values.shape[-1]), dim=-1)
-    total = values.logsumexp(-1)
-    others = (1 - (top.logsumexp(-1) - total).exp()).clamp_min(0).log().cpu()  # their probability, together
-    top, ids = (top - total.unsqueeze(-1)).cpu(), ids.cpu()
-    gain = chain.gain[ids]
-    tokens, chance = [int(ids[0, 0])], [float(top[0, 0].exp())]
+    vocab], greedily from left to right; on the CPU. The first slot's law stays: what stands before it is known.
+
+    chance: Float [slot] on the CPU, of each slot's likeliest token under its own law; None where nobody asks how likely
+    they are.
+    """
+    top, ids = logits.topk(min(CANDIDATES, logits.shape[-1]), dim=-1)
+    top, ids = top.float().cpu(), ids.cpu()
+    if mask_id is not None:
+        top = top.masked_fill(ids == mask_id, -torch.inf)
+    top = top - top.amax(dim=-1, keepdim=True)  # relative to the likeliest
+    gain, named = chain.gain[ids], ids.tolist()
+    tokens, masses = [named[0][int(top[0].argmax())]], top.exp().sum(dim=-1)
+    chances = [] if chance is None else [float(chance[0])]
     for slot in range(1, len(top)):
         weighed = top[slot] + gain[slot] @ chain.shift[tokens[-1]]
         best = int(weighed.argmax())
-        tokens.append(int(ids[slot, best]))
-        chance.append(float((weighed[best] - torch.logaddexp(weighed.logsumexp(0), others[slot])).exp()))
-    return torch.tensor(tokens), torch.tensor(chance)
+        tokens.append(named[slot][best])
+        if chance is not None:
+            others = max(0.0, float(1 / chance[slot] - masses[slot]))  # what is not weighed again, together
+            mass = (weighed - weighed[best]).exp().sum() + others * (-weighed[best]).exp()
+            chances.append(float(1 / mass))
+    return torch.tensor(tokens), None if chance is None else torch.tensor(chances)
