@@ -27,6 +27,16 @@ def test_cells_as_people_read_them():
     assert [shown(cell) for cell in (None, 1234.5, 0.123456, 3, "x")] == ["–", "1234", "0.123", "3", "x"]
 
 
+def test_a_column_that_no_row_fills_is_not_shown():
+    section = Section("S", "about", ("name", "to base", "score"))
+    section.row("a", None, 1)
+    section.row("b", None, None)
+    assert "| name | score |" in section.text() and "to base" not in section.page()
+    assert section.columns == ("name", "to base", "score")
+    section.row("c", 2, None)
+    assert "| a | – | 1 |" in section.text() and "to base" in section.page()
+
+
 def test_bars_are_drawn_where_x_is_a_text():
     made = Section("Memory", "About.", ("type", "MB", "least"))
     made.row("fp32", 3.0, 2.0)

@@ -70,6 +70,11 @@ class Section:
         assert len(cells) == len(self.columns)
         self.rows.append(cells)
 
+    def filled(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Columns and rows as people read them: without the columns that no row fills."""
+        kept = [at for at in range(len(self.columns)) if not self.rows or any(row[at] is not None for row in self.rows)]
+        return tuple(self.columns[at] for at in kept), [tuple(row[at] for at in kept) for row in self.rows]
+
     def plot(self, x: str, columns: Sequence[str], *, log: bool = False) -> None:
         """Plot columns of this table against another; missing cells are left out."""
         at, series = self.columns.index(x), {}
@@ -89,9 +94,10 @@ class Section:
     def text(self) -> str:
         """The section in Markdown, without its plots."""
         lines = [f"## {self.title}", "", self.about, ""]
-        if self.columns:
-            lines += [_markdown_row(self.columns), "|" + "---|" * len(self.columns)]
-        return "\n".join([*lines, *(_markdown_row(tuple(map(shown, row))) for row in self.rows), ""])
+        columns, rows = self.filled()
+        if columns:
+            lines += [_markdown_row(columns), "|" + "---|" * len(columns)]
+        return "\n".join([*lines, *(_markdown_row(tuple(map(shown, row))) for row in rows), ""])
 
     def page(self) -> str:
         """The section in HTML."""
@@ -262,8 +268,9 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _table(section: Section) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in section.columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in section.rows)
+    columns, rows = section.filled()
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(section.title)}">{table}</div>'
 

@@ -7,7 +7,7 @@ import pytest
 from made_outcomes import contender, scored
 
 from unmask.errors import CheckpointError, DataError
-from unmask.evaluate.compare import compare
+from unmask.evaluate.compare import _settings, compare
 from unmask.evaluate.report import write
 
 AR, THRESHOLD = contender("ar"), contender("threshold")
@@ -33,6 +33,12 @@ def test_the_paired_difference_of_every_common_contender(tmp_path):
     assert figures["gsm8k_threshold_difference_low"] > 5
     settings = next(s for s in report.sections if s.title == "Settings that differ")
     assert settings.rows == [("settings: seed", "1", "2"), ("made_with: versions.torch", "a", "b")]
+
+
+def test_a_setting_that_two_parts_hold_is_told_once():
+    sides = [{"settings": {"dtype": d}, "made_with": {"model": {"dtype": d, "sha256": d}}} for d in ("int8", "fp32")]
+    rows = _settings(*sides).rows
+    assert rows == [("settings: dtype", "int8", "fp32"), ("made_with: model.sha256", "int8", "fp32")]
 
 
 def test_only_common_items_are_compared_and_the_rest_is_named(tmp_path):

@@ -57,6 +57,13 @@ def test_settings_of_every_kind_become_a_table_and_plots(name, values, columns, 
     )
 
 
+@pytest.mark.parametrize(("task", "there"), [("gsm8k", True), ("reasoning-gym", False)])
+def test_the_papers_rows_stand_beside_their_own_task_alone(task, there):
+    points = [scored(contender("threshold", threshold=value), HALF, task) for value in (0.5, 0.7)]
+    table = section([scored(contender("ar"), HALF, task), *points], "Threshold")
+    assert any("(paper)" in row[0] for row in table.rows) is there is ("1.0" in table.columns)
+
+
 def test_an_honest_speed_table():
     """Case O7-07: by length, threshold, cache and batch size; speed, parallelism and score side by side, also where the
     mode is slower than mode ar at the same length and batch size."""

@@ -125,11 +125,15 @@ def _section(title: str, first: Sequence[Outcome], second: Sequence[Outcome], ch
 def _settings(a: dict[str, Any], b: dict[str, Any]) -> Section:
     """What the two were run with, where it differs."""
     section = Section("Settings that differ", "A difference may come from these as well.", ("setting", "A", "B"))
+    told = set()
     for part in ("settings", "made_with", "machine"):
         one, two = flat(a.get(part, {})), flat(b.get(part, {}))
         for key in one | two:
-            if one.get(key) != two.get(key):
-                section.row(f"{part}: {key}", *(str(side[key]) if key in side else None for side in (one, two)))
+            sides = tuple(str(side[key]) if key in side else None for side in (one, two))
+            about = (key.rsplit(".")[-1], *sides)  # some settings are in two parts
+            if one.get(key) != two.get(key) and about not in told:
+                told.add(about)
+                section.row(f"{part}: {key}", *sides)
     if not section.rows:
         section.about = "None: settings, versions, hashes and machine are the same."
         section.columns = ()

@@ -82,7 +82,9 @@ def _section(names: tuple[str, ...], swept: list[Contender], outcomes: Sequence[
     across = next((name for name in ACROSS if name in names), names[0])
     about = f"Settings {' and '.join(names)} varied together." if names[1:] else "All else is the same."
     title, about = TITLES.get(names, (f"{', '.join(names)} varied", about))
-    published = paper.SWEEPS.get(across, {}) if names == (across,) else {}
+    asked = {paper.column(task) for task in tasks(outcomes)}
+    rows = paper.SWEEPS.get(across, {}) if names == (across,) else {}
+    published = {what: row for what, row in rows.items() if what.split(",")[0] in asked}
     if published:
         about += f" Rows marked {paper.MARK}: another model."
     values = {each.swept[across] for each in swept} | {x for row in published.values() for x in row}
