@@ -227,10 +227,17 @@ def test_sweeps_base_and_plain_stand_beside_the_modes(evaluate, base, tmp_path):
 def test_the_gate_decides_the_exit_code_and_is_kept_with_the_model(evaluate, base, tmp_path):
     code, out, _ = evaluate("--modes", "ar,verified", "--gate", 90)
     assert code == 0 and "Gate" in (tmp_path / "out" / "report.md").read_text()  # seven equal answers prove this much
-    code, out, _ = evaluate("--modes", "ar,verified", "--gate", 1, out="strict")
+    code, out, _ = evaluate("--modes", "ar,threshold", "--gate", 1, out="strict")
     report = json.loads((tmp_path / "strict" / "report.json").read_text())
-    assert code == 3 and report["figures"]["gate_held"] == 0.0 and report["figures"]["all_verified_vs_ar"] == 0.0
-    assert "too few items" in (tmp_path / "strict" / "report.md").read_text()
+    assert code == 3 and report["figures"]["gate_held"] == 0.0
+    assert {"too few items", "failed"} & {row[3] for row in gate_rows(report)}
+    code, out, _ = evaluate("--modes", "ar,verified", "--gate", 1, out="same")
+    report = json.loads((tmp_path / "same" / "report.json").read_text())
+    assert code == 0 and report["figures"]["gate_held"] == 1.0 and report["figures"]["all_verified_vs_ar"] == 0.0
+
+
+def gate_rows(report):
+    return next(section["rows"] for section in report["sections"] if section["title"].startswith("Gate"))
 
 
 def test_two_reports_are_compared(evaluate, tmp_path, capsys):
