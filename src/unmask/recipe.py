@@ -305,6 +305,8 @@ class Adapt:
             quiet += [*MASKS, *(["mask_id"] if not (packed and self.padding) else [])]
         if packed:
             quiet.append("truncation")
+        if self.chain_only:  # the adapter, which it would teach, does not learn
+            quiet.append("distill")
         default = {f.name: f.default for f in fields(self)}
         return [name for name in quiet if getattr(self, name) != default[name]]
 
@@ -313,4 +315,5 @@ def warn_of_idle(recipe: Adapt) -> None:
     """Say in one line which keys have no effect."""
     if idle := recipe.idle():
         why = "objective 'next-token'" if recipe.objective == "next-token" else "reference_quirks"
+        why = "chain_only" if recipe.chain_only else why
         warnings.warn(f"{', '.join(idle)}: no effect with {why}; leave it out", stacklevel=2)

@@ -17,6 +17,7 @@ from unmask.model.learner import Learner
 from unmask.model.training import split
 from unmask.model.universal import head
 from unmask.noising import noised
+from unmask.recipe import warn_of_idle
 
 FORM = {"context": "causal", "adapter_scope": "draft", "full_share": 0.6, "chain": 4}
 
@@ -156,6 +157,13 @@ def test_it_is_saved_continued_exactly_and_exported(trained, made, tmp_path):
 def test_what_makes_no_chain_is_refused(changes, said, made, tmp_path):
     with pytest.raises(ConfigError, match=said):
         recipe(*made, tmp_path / "run", **FORM | changes)
+
+
+def test_a_teacher_of_an_adapter_that_stays_has_no_effect_and_that_is_said(made, tmp_path):
+    form = FORM | {"chain_only": True, "start_from": "there"}
+    assert recipe(*made, tmp_path / "run", **form).idle() == []
+    with pytest.warns(UserWarning, match="distill: no effect with chain_only; leave it out"):
+        warn_of_idle(recipe(*made, tmp_path / "run", **form | {"distill": 0.5}))
 
 
 def test_another_chain_is_not_gone_on_with(trained, made, tmp_path):
