@@ -4,7 +4,7 @@ import re
 
 import pytest
 from page_server import ANSWER, SKY, Hold, ar, end, slot, step, text, threshold, verified
-from steps import answer_of, ask
+from steps import answer_of, ask, watch_again
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -166,9 +166,11 @@ def test_how_it_was_written_is_told_afterwards(visit, server, script, sizes):
 def test_it_can_be_watched_again(visit):
     page = visit()
     ask(page)
-    page.get_by_role("button", name="Watch again").click()
-    expect(page.locator(".answer .slot.draft").first).to_be_visible()
+    watch_again(page, forwards=3)
+    shown = page.locator(".answer > .prose .slot.draft .token")
+    expect(shown).to_have_text([" light", " is", " scattered", " wrong", " guess"])
     page.keyboard.press("Escape")
+    page.clock.resume()
     expect(answer_of(page).locator(".prose").first).to_have_text(ANSWER)
     expect(page.get_by_role("button", name="Watch again")).to_be_visible()
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from page_server import ANSWER, MODEL, SKY, Hold, Refuse, ar, threshold
-from steps import race
+from steps import race, watch_again
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -60,9 +60,10 @@ def test_a_race_can_be_stopped_and_watched_again(visit, server):
     assert server.gone.wait(5)
     server.scripts["ar"] = ar(SKY)
     race(page)
-    page.get_by_role("button", name="Watch again").click()
-    expect(page.locator(".lane .slot").first).to_be_visible()
+    watch_again(page, forwards=3)
+    expect(page.locator(".lane .answer > .prose .slot.draft")).to_have_count(5)
     page.keyboard.press("Escape")
+    page.clock.resume()
     expect(page.locator(".lane .answer > .prose")).to_have_text([ANSWER] * 3)
 
 
