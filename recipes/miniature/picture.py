@@ -34,12 +34,12 @@ def picture(runs: dict[str, list[Line]], threshold: float) -> Figure:
             points = {line["seed"]: values(line, threshold)[n] for line in lines}
             axes.plot(list(points.values()), [row] * len(points), color="#8c959f", zorder=1)
             for seed, value in points.items():
-                axes.scatter(value, row, s=26, color=COLOURS[seed], marker=MARKERS[seed], zorder=2)
+                axes.scatter(value, row, s=26, color=COLOURS[seed % 3], marker=MARKERS[seed % 3], zorder=2)
         axes.set(xlabel=title, yticks=range(len(runs)), yticklabels=list(runs))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
     for seed in sorted({line["seed"] for lines in runs.values() for line in lines}):
-        panels[0].scatter([], [], s=26, color=COLOURS[seed], marker=MARKERS[seed], label=f"seed {seed}")
+        panels[0].scatter([], [], s=26, color=COLOURS[seed % 3], marker=MARKERS[seed % 3], label=f"seed {seed}")
     panels[0].legend(fontsize=9)
     panels[0].invert_yaxis()
     return figure

@@ -33,6 +33,8 @@ def measure(line: Line, name: str, mode: str, threshold: float | None) -> Line |
 
 def difference(runs: list[Line], plain: dict[int, Line], name: str, mode: str, threshold: float | None) -> str:
     """Points that a variant's score is above the plain fine-tune's of the same seed, on the same items."""
+    if any(run["seed"] not in plain for run in runs):
+        return ""
     changes: list[float] = []
     for run in runs:
         ours, theirs = measure(run, name, mode, threshold), measure(plain[run["seed"]], name, mode, threshold)
