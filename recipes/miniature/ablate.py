@@ -109,6 +109,7 @@ def main() -> None:
         parser.error(f"--only {', '.join(sorted(unknown))}: {options.table} has {', '.join(variants)}")
     for name in options.only or variants:
         if (name, options.seed) in done:
+            print(name, options.seed, f"left out: {options.out} has it", flush=True)
             continue
         output = runs / f"{'-'.join(name.replace(',', '').split())}-{options.seed}"
         recipe = {**table["common"], **variants[name], "seed": options.seed, "output": str(output), "threads": 1}

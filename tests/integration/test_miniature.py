@@ -96,6 +96,7 @@ context = "causal"
     for seed in (0, 1, 1):
         monkeypatch.setattr(sys, "argv", [*map(str, run), "--seed", str(seed)])
         module["main"]()
+    assert capsys.readouterr().out.count(f"left out: {out} has it") == 3
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(line["variant"], line["seed"]) for line in lines] == [
         (name, seed) for seed in (0, 1) for name in ("plain", "block", "causal")
@@ -113,6 +114,24 @@ context = "causal"
     assert printed[1] == "Threshold 0.9:" and "+0.0 [" in printed[5]
     program("miniature/table.py", out, "--mode", "verified", "--only", "causal")
     assert capsys.readouterr().out.splitlines()[2].startswith("| causal | ")
+
+
+def test_a_seed_without_its_plain_run_has_no_difference_and_a_picture_has_every_seed(tmp_path, monkeypatch, capsys):
+    ar = {"mode": "ar", "tokens": 4, "forwards": 4, "right": "11"}
+    masks = {"mode": "threshold", "threshold": 0.9, "tokens": 6, "forwards": 4, "right": "10"}
+    lines = [
+        {"variant": name, "seed": seed, "nats": 0.1, "sets": {"seeds": [found], "templates": [found]}}
+        for name, seed, found in (("plain", 0, ar), ("block", 0, masks), ("block", 5, masks))
+    ]
+    for line in lines[1:]:  # more than one way, as ablate.py writes them
+        line["sets"] = {each: [ar, masks] for each in ("seeds", "templates")}
+    results = tmp_path / "found.jsonl"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    program("miniature/table.py", results, "--threshold", 0.9)
+    row = capsys.readouterr().out.strip().splitlines()[-1]
+    assert row.split(" | ")[2:5] == ["1.50 (1.50, 1.50)", "50.0 (50.0, 50.0)", ""]
+    program("miniature/picture.py", results, "--out", tmp_path / "picture.svg")
+    assert all(f"seed {seed}" in (tmp_path / "picture.svg").read_text() for seed in (0, 5))
 
 
 def wheel(number: int, content: bytes) -> bytes:
