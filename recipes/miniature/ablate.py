@@ -1,6 +1,6 @@
 """Train every variant of a table of recipes and measure what came out: loss, tokens per forward, score.
 
-    python recipes/miniature/ablate.py recipes/miniature/ablations.toml --seed 0 --out recipes/miniature/ablations.jsonl
+    python recipes/miniature/ablate.py recipes/miniature/ablations.toml --seed 0 --out runs/miniature/ablations.jsonl
 
 A variant is the table's `common` recipe with its own keys. One JSON line per variant and seed is appended; those that
 are there already are left out, so a run that was stopped goes on where it was. One thread: two seeds fit on two cores.

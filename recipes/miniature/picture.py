@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Line = dict[str, Any]
@@ -26,6 +27,11 @@ def values(line: Line, threshold: float) -> tuple[float, float, float]:
     return line["nats"], each["tokens"] / each["forwards"], 100 * each["right"].count("1") / len(each["right"])
 
 
+def dot(axes: Axes, x: list[float], y: list[float], seed: int, **how: Any) -> None:
+    n = seed % len(COLOURS)
+    axes.scatter(x, y, s=26, color=COLOURS[n], marker=MARKERS[n], **how)
+
+
 def picture(runs: dict[str, list[Line]], threshold: float) -> Figure:
     figure = Figure(figsize=(9.6, 0.27 * len(runs) + 0.9), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
@@ -34,12 +40,12 @@ def picture(runs: dict[str, list[Line]], threshold: float) -> Figure:
             points = {line["seed"]: values(line, threshold)[n] for line in lines}
             axes.plot(list(points.values()), [row] * len(points), color="#8c959f", zorder=1)
             for seed, value in points.items():
-                axes.scatter(value, row, s=26, color=COLOURS[seed % 3], marker=MARKERS[seed % 3], zorder=2)
+                dot(axes, [value], [row], seed, zorder=2)
         axes.set(xlabel=title, yticks=range(len(runs)), yticklabels=list(runs))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
     for seed in sorted({line["seed"] for lines in runs.values() for line in lines}):
-        panels[0].scatter([], [], s=26, color=COLOURS[seed % 3], marker=MARKERS[seed % 3], label=f"seed {seed}")
+        dot(panels[0], [], [], seed, label=f"seed {seed}")
     panels[0].legend(fontsize=9)
     panels[0].invert_yaxis()
     return figure

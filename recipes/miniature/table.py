@@ -32,7 +32,7 @@ def measure(line: Line, name: str, mode: str, threshold: float | None) -> Line |
 
 
 def difference(runs: list[Line], plain: dict[int, Line], name: str, mode: str, threshold: float | None) -> str:
-    """Points that a variant's score is above the plain fine-tune's of the same seed, on the same items."""
+    """Points that a variant's score is above the plain fine-tune's of the same seed, on the same items; "" if that is missing."""
     if any(run["seed"] not in plain for run in runs):
         return ""
     changes: list[float] = []
@@ -54,7 +54,7 @@ def rows(runs: dict[str, list[Line]], plain: dict[int, Line], way: tuple[str, fl
             cells += [
                 cell([each["tokens"] / each["forwards"] for each in found], ".2f"),
                 cell([100 * each["right"].count("1") / len(each["right"]) for each in found], ".1f"),
-                difference(lines, plain, name, *way) if plain else "",
+                difference(lines, plain, name, *way),
             ]
         else:
             yield cells

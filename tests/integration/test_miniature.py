@@ -116,7 +116,7 @@ context = "causal"
     assert capsys.readouterr().out.splitlines()[2].startswith("| causal | ")
 
 
-def test_a_seed_without_its_plain_run_has_no_difference_and_a_picture_has_every_seed(tmp_path, monkeypatch, capsys):
+def test_a_seed_without_its_plain_run_has_no_difference_and_a_picture_has_every_seed(tmp_path, capsys):
     ar = {"mode": "ar", "tokens": 4, "forwards": 4, "right": "11"}
     masks = {"mode": "threshold", "threshold": 0.9, "tokens": 6, "forwards": 4, "right": "10"}
     lines = [
