@@ -32,7 +32,7 @@ def measure(line: Line, name: str, mode: str, threshold: float | None) -> Line |
 
 
 def difference(runs: list[Line], plain: dict[int, Line], name: str, mode: str, threshold: float | None) -> str:
-    """Points that a variant's score is above the plain fine-tune's of the same seed, on the same items; "" if that is missing."""
+    """Points above the plain fine-tune of the same seed, on the same items; "" if that is missing."""
     if any(run["seed"] not in plain for run in runs):
         return ""
     changes: list[float] = []
