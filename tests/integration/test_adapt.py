@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from training import chat, log, many_rows, recipe, save_base, save_rows
 
 import unmask
@@ -247,34 +246,6 @@ def test_o6_11_a_forward_without_a_target_adds_nothing_to_a_step(base, data, tmp
         losses = [loop._backward(run, batch, len(full.target), 1) for batch in forwards]
         gradients.append(torch.cat([p.grad.flatten() for p in learner.trainable().values()]))
     assert losses[0].tolist() == [0.0] * 4 and torch.equal(*gradients) and gradients[0].isfinite().all()
-
-
-def test_a_warm_start_continues_exactly(base, data, tmp_path):
-    train(recipe(base, data, tmp_path / "first", **FORMS["low-rank-draft"]))
-    adapter = tmp_path / "first" / "model"
-    second = recipe(base, data, tmp_path / "second", **FORMS["low-rank-draft"], start_from=str(adapter))
-    learner = Learner(second)
-    learner.save(tmp_path / "copy")
-    for file in ("adapter_model.safetensors", "mask_embedding.safetensors"):
-        kept, copied = load_file(adapter / file), load_file(tmp_path / "copy" / file)
-        assert set(kept) == set(copied) and all(torch.equal(kept[name], copied[name]) for name in kept)
-    resumed = train(second)
-    fresh = train(recipe(base, data, tmp_path / "fresh", **FORMS["low-rank-draft"]))
-    assert resumed[0].loss < 0.95 * fresh[0].loss
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rank": 2}, "has rank 4 and alpha 8, the recipe 2 and 8"),
-        ({"alpha": 16.0}, "has rank 4 and alpha 8, the recipe 4 and 16"),
-        ({"method": "full"}, "start_from continues an adapter"),
-    ],
-)
-def test_a_warm_start_that_does_not_fit_is_refused(base, data, tmp_path, fields, message):
-    Learner(recipe(base, data, tmp_path / "run")).save(tmp_path / "adapter")
-    with pytest.raises(ConfigError, match=message):
-        Learner(recipe(base, data, tmp_path / "run", start_from=str(tmp_path / "adapter"), **fields))
 
 
 def test_an_adapter_is_no_base(base, data, tmp_path):

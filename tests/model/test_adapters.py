@@ -12,7 +12,7 @@ import unmask
 from unmask.config import BlockSpec
 from unmask.errors import CheckpointError, ConfigError
 from unmask.model import checkpoint
-from unmask.model.adapters import peft_state, read_adapter
+from unmask.model.adapters import in_float8, peft_state, read_adapter
 from unmask.model.checkpoint import load_checkpoint, save_adapter
 from unmask.model.universal import embed
 
@@ -79,6 +79,17 @@ def test_peft_reads_what_we_write(base, tmp_path):
     saved(base, tmp_path / "adapter")
     theirs = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter").eval()
     assert torch.equal(logits(theirs), logits(trained()))
+
+
+def test_peft_and_we_read_float8_alike(base, tmp_path):
+    wrapped = trained()
+    state, config = in_float8(*peft_state(wrapped))
+    save_adapter(state, config, torch.full((64,), 0.25), DRAFT, str(base), tmp_path / "adapter")
+    theirs = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter").eval()
+    ours = load_checkpoint(tmp_path / "adapter").draft_model
+    assert torch.allclose(logits(ours), logits(theirs), atol=1e-4)
+    assert not torch.allclose(logits(ours), logits(wrapped), atol=1e-4)  # it is coarser
+    assert (logits(ours) - logits(wrapped)).norm() < 0.1 * logits(wrapped).norm()
 
 
 def test_bf16_adapter_keeps_the_type_of_its_base(tmp_path):

@@ -6,6 +6,7 @@ takes longer than the merge. What this reader does not know (DoRA, per-module ra
 
 import copy
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from unmask.model.tensors import FileTensors
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SPEC, MASK, CHAIN = "block_spec.json", "mask_embedding.safetensors", "chain.safetensors"
 PREFIX = "base_model.model."
+FLOAT8 = torch.float8_e4m3fn
 UNKNOWN = (
     "use_dora",
     "rank_pattern",
@@ -183,6 +185,41 @@ def peft_state(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, save_embedding_layers=False), model.active_peft_config.to_dict()
+
+
+def laid_into(fresh: dict[str, Tensor], state: dict[str, Tensor], ratio: float) -> dict[str, Tensor]:
+    """An adapter's weights, float32, in the places of a fresh one's, whose rank may be larger and whose B is zero: it
+    computes what it did, and what is new of the rank begins as in any fresh adapter.
+
+    ratio: of the two scales, state's over fresh's; A and B share it. A weight without a place in `fresh` stays alone.
+    """
+    laid = {}
+    for name, tensor in state.items():
+        axis = int(".lora_B." in name)  # of the rank: A is [rank, in], B [out, rank]
+        weight, place = tensor.float() * ratio**0.5, fresh.get(name)
+        if place is not None and weight.ndim == place.ndim == 2 and weight.shape[1 - axis] == place.shape[1 - axis]:
+            laid[name] = torch.cat([weight, place.narrow(axis, *_rest(weight, place, axis)).float()], dim=axis)
+        else:
+            laid[name] = weight
+    return laid
+
+
+def _rest(weight: Tensor, place: Tensor, axis: int) -> tuple[int, int]:
+    """Where what is new begins, and how much it is."""
+    known = min(weight.shape[axis], place.shape[axis])
+    return known, place.shape[axis] - known
+
+
+def in_float8(state: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(state, config) of an adapter in float8: three bits behind the leading one, half the bytes of float16.
+
+    All are multiplied by one power of two, so that the largest comes close to the type's limit and small ones keep
+    their bits; `lora_alpha` takes it back, so PEFT reads the adapter as any other.
+    """
+    most = max(float(tensor.abs().max()) for tensor in state.values())
+    factor = 2.0 ** math.floor(math.log2(torch.finfo(FLOAT8).max / most)) if most else 1.0
+    scaled = {name: (tensor.float() * factor).to(FLOAT8) for name, tensor in state.items()}
+    return scaled, config | {"lora_alpha": config["lora_alpha"] / factor**2}
 
 
 def to_dtype(tensor: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:

@@ -101,19 +101,17 @@ class Learner(nn.Module):
         start, recipe = adapters.read_adapter(directory), self.recipe
         self._check_start(directory)
         rank = next(iter(start.pairs.values()))[0].shape[0]
-        if rank != recipe.rank or start.scale != recipe.alpha / recipe.rank:
-            raise ConfigError(
-                f"start_from {directory} has rank {rank} and alpha {start.scale * rank:g}, the recipe "
-                f"{recipe.rank} and {recipe.alpha:g}; use the same"
-            )
-        tensors = adapters.read_tensors(directory / adapters.WEIGHTS)
-        found, wanted = ({name: t.shape for name, t in d.items()} for d in (tensors, adapters.peft_state(self.peft)[0]))
+        if rank > recipe.rank:
+            raise ConfigError(f"start_from {directory} has rank {rank}, the recipe {recipe.rank}; use {rank} or more")
+        tensors, own_state = adapters.read_tensors(directory / adapters.WEIGHTS), adapters.peft_state(self.peft)[0]
+        laid = adapters.laid_into(own_state, tensors, start.scale / (recipe.alpha / recipe.rank))
+        found, wanted = ({name: t.shape for name, t in state.items()} for state in (laid, own_state))
         if odd := sorted(name for name in found | wanted if found.get(name) != wanted.get(name)):
             raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} (weight {odd[0]})")
         vector, own = start.mask_vector, self.mask_vector
         if vector is not None and own is not None and vector.shape != own.shape:
             raise ConfigError(f"start_from {directory} does not fit the base {recipe.base} ({adapters.MASK})")
-        set_peft_model_state_dict(self.peft, {name: t.float() for name, t in tensors.items()})
+        set_peft_model_state_dict(self.peft, laid)
         if vector is not None and own is not None:
             own.data.copy_(vector)
         self._continue_chain(start, directory)
@@ -210,7 +208,7 @@ class Learner(nn.Module):
         return head(self.model, hidden)
 
     def save(self, directory: Path) -> None:
-        """Write the model so that it loads for decoding: an adapter (float16), or a whole model in the base's type.
+        """Write the model so that it loads for decoding: an adapter, or a whole model in the base's type.
 
         A next-token fine-tune is saved as the plain model or adapter that it is, without a BlockSpec.
         """
@@ -223,8 +221,11 @@ class Learner(nn.Module):
         state, config = adapters.peft_state(self.peft)
         vector = None if self.mask_vector is None else self.mask_vector.detach().half()
         chain = None if self.chain is None else (self.chain[0].detach().half(), self.chain[1].detach().half())
-        halves = {name: t.half() for name, t in state.items()}
-        checkpoint.save_adapter(halves, config, vector, spec, self.base_ref, directory, chain=chain)
+        if self.recipe.stored_as == "float8":
+            state, config = adapters.in_float8(state, config)
+        else:
+            state = {name: t.half() for name, t in state.items()}
+        checkpoint.save_adapter(state, config, vector, spec, self.base_ref, directory, chain=chain)
 
 
 def _checkpoint_layers(model: Any) -> None:
