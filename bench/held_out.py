@@ -33,7 +33,7 @@ def prompts_of(files: list[Path], limit: int | None) -> dict[str, list[Any]]:
     """Prompts by kind, at most `limit` of each."""
     found: dict[str, list[Any]] = defaultdict(list)
     for file in files:
-        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        for row in map(json.loads, file.read_text(encoding="utf-8").strip().split("\n")):  # U+2028 ends no line
             messages = row.get("messages", [])
             if messages and messages[-1]["role"] == "assistant":
                 messages = messages[:-1]

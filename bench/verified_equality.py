@@ -23,7 +23,7 @@ WAYS: dict[str, tuple[int, bool]] = {"alone": (1, False), "batch 4": (4, False),
 
 
 def prompts_of(file: Path, limit: int) -> list[Any]:
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     found = [row.get("messages") or row.get("prompt") or row.get("question") for row in rows]
     return [prompt for prompt in found if prompt][:limit]
 

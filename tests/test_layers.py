@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"config", "events"},
-    {"recipe", "limits", "lock"},
+    {"recipe", "limits", "lock", "heap"},
     {"options", "resolve", "text", "auto", "guide", "model"},
     {"row", "data"},
     {"decode", "verified"},

@@ -29,7 +29,7 @@ BATCH = 64
 
 def math_prompts(path: Path, count: int, seed: int) -> list[str]:
     """`count` questions of GSM8K's train split, in a seeded order."""
-    rows = [json.loads(line)["question"].strip() for line in path.read_text().splitlines()]
+    rows = [json.loads(line)["question"].strip() for line in path.read_text(encoding="utf-8").strip().split("\n")]
     random.Random(seed).shuffle(rows)
     return [row for row in rows if len(row) < 320][:count]
 
@@ -113,7 +113,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.base, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
     args.out.mkdir(parents=True, exist_ok=True)
-    held_out = {json.loads(line)["prompt"] for line in DEMO_PROMPTS.read_text().splitlines()}
+    held_out = {json.loads(line)["prompt"] for line in DEMO_PROMPTS.read_text(encoding="utf-8").strip().split("\n")}
     kinds = {
         "math": math_prompts(args.gsm8k, args.per_kind, args.seed),
         "code": code_prompts(args.per_kind, args.seed),

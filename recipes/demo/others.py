@@ -17,7 +17,7 @@ COUNT = 200
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").strip().split("\n")]
 
 
 def asdiv() -> list[str]:

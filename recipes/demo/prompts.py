@@ -31,7 +31,7 @@ for verb in (
 
 def mathematics(path: Path) -> list[str]:
     """Questions of at most 320 characters, in the file's order."""
-    questions = (json.loads(line)["question"].strip() for line in path.read_text().splitlines())
+    questions = (json.loads(line)["question"].strip() for line in path.read_text(encoding="utf-8").strip().split("\n"))
     return [question for question in questions if len(question) < 320]
 
 
@@ -71,7 +71,7 @@ def code() -> list[str]:
 
 def prompts_of(path: Path) -> set[str]:
     """The prompts of a JSONL file of prompts or of chats."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").strip().split("\n")]
     return {row["prompt"] if "prompt" in row else row["messages"][0]["content"] for row in rows}
 
 

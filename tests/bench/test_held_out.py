@@ -43,11 +43,11 @@ def test_ways_are_modes_with_settings(script):
 
 def test_a_run_is_gone_on_with_and_answers_of_rows_are_left_out(tmp_path, monkeypatch, capsys):
     prompts, out = tmp_path / "talk.jsonl", tmp_path / "out"
-    rows = [{"prompt": "Say hi.", "kind": "math"}]
+    rows = [{"prompt": "Say\u2028hi.", "kind": "math"}]  # a separator of lines in Unicode, not in JSONL
     turns = [{"role": "user", "content": "What is 2 and 2?"}, {"role": "assistant", "content": "4"}]
-    prompts.write_text("\n".join(map(json.dumps, [*rows, {"messages": turns}])))
+    prompts.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in [*rows, {"messages": turns}]))
     script = runpy.run_path(str(SCRIPT))
-    assert script["prompts_of"]([prompts], None) == {"math": ["Say hi."], "talk": [turns[:1]]}
+    assert script["prompts_of"]([prompts], None) == {"math": ["Say\u2028hi."], "talk": [turns[:1]]}
     arguments = ["--prompts", prompts, "--out", out, "--max-new-tokens", 4, "--way", "ar", "--way", "threshold"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
     script["main"]()
