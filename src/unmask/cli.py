@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import unmask
 from unmask.config import MOST_THREADS
 from unmask.errors import ConfigError, ToldError, UnmaskError
+from unmask.heap import keep_freed_memory
 from unmask.options import suggestion
 
 COMMANDS = {
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 2 the user's input, 3 a gate that is not held,
     130 interrupted, 1 our fault."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words[:1] == ["adapt"]:  # the process is the command's own, and no tensor exists yet
+        keep_freed_memory()
     try:
         with _plain_warnings():
             return _dispatch(words)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from test_adapt import train
-from training import log, many_rows, recipe, save_base, save_rows
+from training import log, recipe, save_rows
 
 import unmask
 from unmask.adapt import adapt
@@ -19,16 +19,6 @@ from unmask.plan import plan
 from unmask.recipe import Source
 
 PLAIN = {"objective": "next-token"}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return save_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return save_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", many_rows())
 
 
 def test_the_loss_is_that_of_transformers(base, data, tmp_path):

@@ -21,16 +21,6 @@ from unmask.model.trainstate import states
 loop = importlib.import_module("unmask.adapt")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return save_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return save_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", many_rows())
-
-
 def train(settings, **options):
     return list(loop.adapt(settings, **options))
 

@@ -11,18 +11,13 @@ import warnings
 
 import pytest
 from processes import Nursery
-from training import chat, log, many_rows, recipe, save_base, save_rows
+from training import chat, log, many_rows, recipe, save_rows
 
 from unmask.cli import main
 from unmask.errors import CheckpointError, DataError
 from unmask.recipe import Source
 
 loop = importlib.import_module("unmask.adapt")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return save_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from training import many_rows, recipe, save_base, save_rows
+from training import recipe
 
 from unmask.core.noise import seeded
 from unmask.core.streams import collate, draw_noise, noisy_row
@@ -18,16 +18,6 @@ loop = importlib.import_module("unmask.adapt")  # the name in the package is the
 
 DRAFT = {"context": "causal", "adapter_scope": "draft", "full_share": 0.5, "decay": "linear"}
 FILES = ("adapter_model.safetensors", "mask_embedding.safetensors")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return save_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return save_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", many_rows())
 
 
 def train(settings):

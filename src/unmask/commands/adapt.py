@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import ConfigError
-from unmask.heap import keep_freed_memory
 from unmask.options import add_flags, given, read_toml, template
 from unmask.recipe import Adapt
 
@@ -50,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
         return _dry_run(recipe, args)
     if args.gpus or args.json:
         raise ConfigError(f"{'--gpus' if args.gpus else '--json'} belongs to --dry-run; add it, or leave this out")
-    keep_freed_memory()  # before the first tensor
     from unmask.adapt import adapt
     from unmask.processes import first
 

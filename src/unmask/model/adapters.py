@@ -191,23 +191,17 @@ def laid_into(fresh: dict[str, Tensor], state: dict[str, Tensor], ratio: float) 
     """An adapter's weights, float32, in the places of a fresh one's, whose rank may be larger and whose B is zero: it
     computes what it did, and what is new of the rank begins as in any fresh adapter.
 
-    ratio: of the two scales, state's over fresh's; A and B share it. A weight without a place in `fresh` stays alone.
+    ratio: of the two scales, state's over fresh's; A and B share it. What does not fit into `fresh` keeps its shape.
     """
     laid = {}
     for name, tensor in state.items():
         axis = int(".lora_B." in name)  # of the rank: A is [rank, in], B [out, rank]
-        weight, place = tensor.float() * ratio**0.5, fresh.get(name)
-        if place is not None and weight.ndim == place.ndim == 2 and weight.shape[1 - axis] == place.shape[1 - axis]:
-            laid[name] = torch.cat([weight, place.narrow(axis, *_rest(weight, place, axis)).float()], dim=axis)
-        else:
-            laid[name] = weight
+        laid[name] = weight = tensor.float() * ratio**0.5
+        place = fresh.get(name, weight)
+        known, others = weight.shape[axis], weight.shape[1 - axis]
+        if place.shape[axis] > known and place.shape[1 - axis] == others:
+            laid[name] = torch.cat([weight, place.narrow(axis, known, place.shape[axis] - known).float()], dim=axis)
     return laid
-
-
-def _rest(weight: Tensor, place: Tensor, axis: int) -> tuple[int, int]:
-    """Where what is new begins, and how much it is."""
-    known = min(weight.shape[axis], place.shape[axis])
-    return known, place.shape[axis] - known
 
 
 def in_float8(state: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

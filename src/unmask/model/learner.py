@@ -208,7 +208,7 @@ class Learner(nn.Module):
         return head(self.model, hidden)
 
     def save(self, directory: Path) -> None:
-        """Write the model so that it loads for decoding: an adapter, or a whole model in the base's type.
+        """Write the model so that it loads for decoding: an adapter (`stored_as`), or a whole model in the base's type.
 
         A next-token fine-tune is saved as the plain model or adapter that it is, without a BlockSpec.
         """
