@@ -128,13 +128,15 @@ INLINE int to(Share s, int n) { return (int)((int64_t)n * (s.me + 1) / s.all); }
 
 /* ---- products ---- */
 
-INLINE vi pair_product(vi weights, int32_t pair) { /* sums of two products of 16-bit halves, per 32-bit lane */
-#if WIDTH == 16 && defined(__AVX512BW__)
-    return (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
+INLINE vi add_pairs(vi sum, vi weights, int32_t pair) { /* plus sums of two products of 16-bit halves, per 32-bit lane */
+#if WIDTH == 16 && defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(pair));
+#elif WIDTH == 16 && defined(__AVX512BW__)
+    return sum + (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
 #elif WIDTH == 8 && defined(__AVX2__)
-    return (vi)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+    return sum + (vi)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
 #else
-    return ((weights << 16) >> 16) * (int32_t)(int16_t)pair + (weights >> 16) * (pair >> 16);
+    return sum + ((weights << 16) >> 16) * (int32_t)(int16_t)pair + (weights >> 16) * (pair >> 16);
 #endif
 }
 
@@ -168,7 +170,7 @@ INLINE void tile(int type, int R, int P, const char *w, size_t panel, const void
                 UNROLL for (int r = 0; r < R; r++) {
                     int32_t pair;
                     memcpy(&pair, (const int16_t *)x + r * stride + k, 4);
-                    UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] += pair_product(weights[p], pair);
+                    UNROLL for (int p = 0; p < 2 * P; p++) sum[r][p] = add_pairs(sum[r][p], weights[p], pair);
                 }
             }
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < 2 * P; p++)
