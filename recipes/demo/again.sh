@@ -13,9 +13,7 @@ here=$(dirname "$0")
 text=$out/text
 
 answer() { # ROWS.jsonl, then what is asked
-    local resume=()
-    [ -e "$1" ] && resume=(--resume)
-    unmask synthesize "${@:2}" --out "$1" ${resume[@]+"${resume[@]}"}
+    unmask synthesize "${@:2}" --out "$1" --resume
 }
 
 measure() { # NAME, then what is measured and how
