@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The demo's fifth run, and how to go on from an adapter: text that the four runs before had not seen, one epoch over it,
-# then the shipped adapter and the new one on held-out prompts. On two cores with AVX-512 about two and a half hours for 2,000
-# prompts a kind. A part whose result is there is not made again, and one that was cut off goes on.
+# then the shipped adapter and the new one on held-out prompts. On two cores with AVX-512 two hours with 1,300 prompts a
+# kind. A part whose result is there is not made again, and one that was cut off goes on.
 #
 #   bash recipes/demo/again.sh gsm8k_train.jsonl runs/again [PROMPTS A KIND]
 set -euo pipefail
