@@ -12,6 +12,7 @@ out=${2:?the directory that again.sh wrote}
 here=$(dirname "$0")
 text=$out/text
 model=$out/run/model
+. "$here/evaluate.sh"
 
 measure() { # NAME, then what is measured and how
     python "$here/../../bench/held_out.py" --model "$model" --max-new-tokens 64 --out "$out/$1" "${@:2}" |
@@ -42,12 +43,7 @@ demo demo-second
 demo demo-long --max-new-tokens 40 --threshold 0.9 --threshold 0.5 --threshold 0.7 --threshold 0.95 \
     --json "$out/demo.json"
 
-resume=()
-[ -e "$out/sweep/about.json" ] && resume=(--resume)
-[ -e "$out/sweep/report.md" ] || unmask evaluate --model "$model" --out "$out/sweep" --dtype int8 --batch-size 16 \
-    --max-new-tokens 64 --modes ar,threshold --data "$data" \
-    --tasks gsm8k_chat,reasoning-gym --limit gsm8k_chat=24,reasoning-gym=150 \
+evaluate sweep --max-new-tokens 64 --tasks gsm8k_chat,reasoning-gym --limit gsm8k_chat=24,reasoning-gym=150 \
     --sweep threshold=0.5,0.6,0.7,0.8,0.9,1 --sweep block_size=1,3,6 --sweep sub_block_size=1,3,6 \
-    --sweep sub_block_cache=true,false --sweep batch_size=1,16 ${resume[@]+"${resume[@]}"}
-
+    --sweep sub_block_cache=true,false --sweep batch_size=1,16
 bash "$here/plain.sh" "$data" "$out" "$model"

