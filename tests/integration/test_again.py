@@ -157,3 +157,10 @@ def test_the_plain_fine_tune_and_its_benchmarks_need_the_text_alone(ran, tmp_pat
     assert calls[1][calls[1].index("--model") + 1] == "demo"
     code, calls = ran("plain.sh", tmp_path / "data", tmp_path / "out")
     assert code == 0 and calls == []
+
+
+def test_the_figures_of_another_model_need_the_text_alone(ran, tmp_path):
+    assert ran("text.sh", tmp_path / "gsm8k.jsonl", tmp_path / "out/text", "10")[0] == 0
+    code, calls = ran("figures.sh", tmp_path / "data", tmp_path / "out", "demo")
+    measured = [call for call in calls if "--model" in call]
+    assert code == 0 and len(measured) == 8 and {call[call.index("--model") + 1] for call in measured} == {"demo"}
