@@ -6,10 +6,12 @@ import os
 import subprocess
 import zipfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import gguf
 import pytest
 import torch
+from huggingface_hub import errors
 
 import unmask
 from unmask.errors import CheckpointError
@@ -38,9 +40,22 @@ def test_a_path_that_is_not_there_is_one_clear_error(ref):
 
 
 def test_a_hub_id_without_network_is_one_clear_line():
-    with pytest.raises(CheckpointError, match="no directory 'nobody/nothing' and no such hub model") as e:
+    with pytest.raises(CheckpointError, match="no directory 'nobody/nothing', and as a hub model it cannot be") as e:
         sources.locate("nobody/nothing")
-    assert "\n" not in str(e.value) and len(str(e.value)) < 300
+    assert "\n" not in str(e.value) and len(str(e.value)) < 330
+    assert str(e.value).endswith("give a directory")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [("RepositoryNotFoundError", "no such hub model"), ("GatedRepoError", "terms")]
+)
+def test_what_the_hub_answers_is_told_in_our_words(monkeypatch, error, told):
+    def refused(*_, **__):
+        raise getattr(errors, error)("404 Client Error", response=MagicMock())
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
+    with pytest.raises(CheckpointError, match=f"'some/{error}'.*{told}.*hf auth login"):
+        sources.locate(f"some/{error}")
 
 
 def test_a_file_is_not_a_model(tmp_path):

@@ -138,12 +138,19 @@ def _checked(gguf: Path, say: Say) -> Path:
 def _hub(ref: str) -> Path:
     """Fetch a hub repository (or find it in the hub's own cache), leaving out Python files and pickles."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(ref, allow_patterns=HUB_FILES))
     except HFValidationError as e:
         raise CheckpointError(f"'{ref}' is neither a directory nor the name of a hub model: {e}") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
+    except GatedRepoError:
+        what = f"the hub model '{ref}' asks for its terms to be accepted; do so on its page, then run: hf auth login"
+        raise CheckpointError(what) from None
+    except RepositoryNotFoundError:
+        what = f"there is no directory '{ref}' and no such hub model; if it is a private one, run: hf auth login"
+        raise CheckpointError(what) from None
+    except (HfHubHTTPError, OSError, ValueError) as e:  # LocalEntryNotFoundError, where there is no network, among them
         why = (str(e).strip() or type(e).__name__).splitlines()[0].partition(". ")[0][:160]
-        raise CheckpointError(f"there is no directory '{ref}' and no such hub model: {why}") from None
+        what = f"there is no directory '{ref}', and as a hub model it cannot be fetched: {why}"
+        raise CheckpointError(f"{what}; where there is no network, give a directory") from None
